@@ -1,0 +1,1 @@
+"""Files: what a saved model looks like."""

@@ -1,0 +1,180 @@
+"""A torch model bound to a job: its tables and dense groups, and what one batch does with them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from safetensors.torch import save_file
+from torch import nn
+
+from evergrad.errors import ConfigError
+from evergrad.job.dense import Group, NotFinite, Rules, groups_of
+from evergrad.job.optimizer import JobOptimizer
+from evergrad.job.rows import BatchRows
+from evergrad.kernels.merge import all_finite
+from evergrad.messages import NEWEST, AnyArray, Floats, Generation, GroupKind, Keys, TableSpec
+from evergrad.nn import Table
+from evergrad.optim import Rule
+from evergrad.trainer.session import Session
+from evergrad.trainer.trainer import RowGrads, SpanGrads, Void
+
+
+class Version(NamedTuple):
+    """Which values a batch is computed with. `version` may be `NEWEST`."""
+
+    generation: Generation
+    version: int
+
+
+class BoundModel:
+    """The model of a job on this trainer.
+
+    Args:
+        session: the conversation with the job.
+        model: the torch model.
+        dense: rules for its parameters.
+        sparse: rules for its tables.
+    """
+
+    def __init__(self, session: Session, model: nn.Module, dense: Rules | None, sparse: Rules | None) -> None:
+        self.model = model
+        self.groups = groups_of(model, dense)
+        self._session = session
+        self._modules = [m for m in model.modules() if isinstance(m, Table)]
+        self._rules = _table_rules(self._modules, sparse)
+        self.tables = _table_specs(self._modules, self._rules)
+        self._numbers = {spec.name: number for number, spec in enumerate(self.tables)}
+        self._held: Version | None = None
+        self._values: dict[int, AnyArray] = {}
+        self._rows: BatchRows | None = None
+
+    def table_rules(self) -> list[tuple[str, Rule]]:
+        """Each table's name and rule, in the order of tables."""
+        return [(spec.name, self._rules[spec.name]) for spec in self.tables]
+
+    def open(self, at: Version, batch: Any, training: bool) -> None:
+        """Pull what a batch needs and put it into the model.
+
+        Raises:
+            Void: the version has passed.
+        """
+        rows = BatchRows(self._modules, self._numbers, self._puller(at, training), training)
+        self._pull(at, rows, batch, training)
+        self._rows = rows
+        for module in self._modules:
+            module.source = rows
+
+    def close(self) -> None:
+        """The batch is done: its rows are let go."""
+        self._rows = None
+        for module in self._modules:
+            module.source = None
+
+    def zero_grad(self) -> None:
+        """Forget the gradients of rows."""
+        if self._rows is not None:
+            self._rows.zero_grad()
+
+    def contribution(self, optimizer: JobOptimizer) -> tuple[list[RowGrads], list[SpanGrads]]:
+        """The gradients of the open batch and the buffers it changed.
+
+        Raises:
+            NotFinite: there is NaN or infinity among them.
+        """
+        assert self._rows is not None
+        of_groups, of_tables = optimizer.rates()
+        rows = [RowGrads(g.table, of_tables[g.table], g.keys, g.grads) for g in self._rows.gradients()]
+        for r in rows:
+            if not all_finite(r.grads.reshape(-1)):
+                raise NotFinite(f"table {self.tables[r.table].name!r}")
+        spans = []
+        rates = iter(of_groups)
+        for number, group in enumerate(self.groups):
+            lr = next(rates) if group.kind is GroupKind.TRAINED else 0.0
+            if group.kind is GroupKind.FROZEN:
+                continue
+            values, present = (
+                group.gradients() if group.kind is GroupKind.TRAINED else group.changed(self._values[number])
+            )
+            if present.any():
+                spans.append(SpanGrads(number, lr, values, present))
+        return rows, spans
+
+    def initial(self) -> list[SpanGrads]:
+        """The dense values the model was made with."""
+        every = [np.ones(len(group.tensors), np.uint8) for group in self.groups]
+        return [
+            SpanGrads(i, 0.0, g.values(), flags) for i, (g, flags) in enumerate(zip(self.groups, every, strict=True))
+        ]
+
+    def save_dense(self, path: Path, at: Version) -> None:
+        """Write parameters and buffers of a version, in the types the model has."""
+        self.open(at, None, training=False)
+        self.close()
+        named = {p.name: t for g in self.groups for p, t in zip(g.spec.parameters, g.tensors, strict=True)}
+        save_file({name: t.detach().cpu().contiguous().clone() for name, t in named.items()}, path)
+
+    def _pull(self, at: Version, rows: BatchRows, batch: Any, training: bool) -> None:
+        wanted = rows.wanted(batch)
+        groups = self._groups_to_pull(at)
+        if wanted or groups:
+            flow = self._session.trainer.pull(at.generation, at.version, wanted, groups, evaluating=not training)
+            pulled = self._session.driver.run(flow)
+            rows.take(pulled.rows)
+            self._values.update(zip(groups, pulled.groups, strict=True))
+        self._held = at
+        for number, group in enumerate(self.groups):
+            if group.kind is not GroupKind.FROZEN or number in groups:
+                group.load(self._values[number])
+
+    def _groups_to_pull(self, at: Version) -> list[int]:
+        """Nothing that is here already: not a version twice, and frozen parameters once a generation."""
+        held = self._held
+        if held == at and at.version != NEWEST:
+            return []
+        is_new = held is None or held.generation != at.generation
+        return [i for i, g in enumerate(self.groups) if is_new or g.kind is not GroupKind.FROZEN]
+
+    def _puller(self, at: Version, training: bool) -> Callable[[int, Keys], Floats]:
+        """Pulls rows met only in `forward`. Where the version has passed, the batch is void already: any will do."""
+
+        def pull(table: int, keys: Keys) -> Floats:
+            run, trainer = self._session.driver.run, self._session.trainer
+            wanted = [(table, keys)]
+            try:
+                return run(trainer.pull(at.generation, at.version, wanted, [], not training)).rows[0]
+            except Void as void:
+                return run(trainer.pull(void.generation, NEWEST, wanted, [], not training)).rows[0]
+
+        return pull
+
+
+def _table_rules(modules: Sequence[Table], rules: Rules | None) -> dict[str, Rule]:
+    if rules is None and modules:
+        raise ConfigError(
+            f"table {modules[0].table!r} has no rule; give job.optimizer a sparse= rule, as eg.Adagrad(lr=0.05)"
+        )
+    patterns = dict(rules) if isinstance(rules, Mapping) else {"*": rules} if rules is not None else {}
+    names = {m.table: None for m in modules}
+    found = {name: next((p for p in patterns if fnmatchcase(name, p)), None) for name in names}
+    for name, pattern in found.items():
+        if pattern is None:
+            raise ConfigError(f"table {name!r} fits no name or pattern of sparse=; add one for it, or '*' at the end")
+    unknown = [p for p in patterns if isinstance(rules, Mapping) and not any(fnmatchcase(name, p) for name in names)]
+    if unknown:
+        raise ConfigError(f"sparse= has a rule for {unknown[0]!r}; the model's tables are {', '.join(names) or 'none'}")
+    return {name: patterns[pattern] for name, pattern in found.items() if pattern is not None}
+
+
+def _table_specs(modules: Sequence[Table], rules: Mapping[str, Rule]) -> tuple[TableSpec, ...]:
+    specs: dict[str, TableSpec] = {}
+    for m in modules:
+        spec = TableSpec(m.table, m.dim, rules[m.table].spec(), m.init, m.unseen == "zeros")
+        first = specs.setdefault(m.table, spec)
+        if first != spec:
+            raise ConfigError(
+                f"two modules share table {m.table!r} but not its dim, init and unseen; make them alike or rename one"
+            )
+    return tuple(specs.values())

@@ -1,0 +1,143 @@
+"""Dense parameters and buffers of a torch model as the flat groups that the pservers hold."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from evergrad.errors import ConfigError
+from evergrad.messages import AnyArray, Flags, GroupKind, GroupSpec, ParameterSpec
+from evergrad.optim import Rule
+
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
+
+Rules = Rule | Mapping[str, Rule]
+
+
+class NotFinite(Exception):
+    """A gradient or buffer has NaN or infinity; the text names it."""
+
+
+class Group:
+    """One flat group: its parameters or buffers in the model, and its rule if it is trained."""
+
+    def __init__(self, kind: GroupKind, rule: Rule | None, named: Sequence[tuple[str, Tensor]]) -> None:
+        self.kind, self.rule = kind, rule
+        self.tensors = [tensor for _, tensor in named]
+        specs = tuple(ParameterSpec(name, tuple(t.shape), str(t.dtype).removeprefix("torch.")) for name, t in named)
+        self.spec = GroupSpec(kind, rule.spec() if rule else None, specs)
+        self._dtype = np.int64 if kind is GroupKind.LOWEST else np.float32
+
+    def values(self) -> AnyArray:
+        """The model's values, flat."""
+        return self._flat(self.tensors)
+
+    def gradients(self) -> tuple[AnyArray, Flags]:
+        """Gradients, flat, and which parameters have one.
+
+        Raises:
+            NotFinite: one has NaN or infinity.
+        """
+        grads = [t.grad for t in self.tensors]
+        return self._flat([g if g is None or not g.is_sparse else g.to_dense() for g in grads], check=True)[:], _flags(
+            grads
+        )
+
+    def changed(self, before: AnyArray) -> tuple[AnyArray, Flags]:
+        """Buffers, flat, and which differ from what was pulled."""
+        values = self._flat(self.tensors, check=self.kind is GroupKind.AVERAGED)
+        differs = [not np.array_equal(values[a:b], before[a:b], equal_nan=True) for a, b in self._spans()]
+        return values, np.array(differs, np.uint8)
+
+    def load(self, values: AnyArray) -> None:
+        """Put flat values into the model."""
+        flat = torch.from_numpy(values if values.flags.writeable else values.copy())
+        with torch.no_grad():
+            for tensor, (a, b) in zip(self.tensors, self._spans(), strict=True):
+                tensor.copy_(flat[a:b].view(tensor.shape))
+
+    def _spans(self) -> Iterator[tuple[int, int]]:
+        start = 0
+        for parameter in self.spec.parameters:
+            yield start, start + parameter.size
+            start += parameter.size
+
+    def _flat(self, tensors: Sequence[Tensor | None], check: bool = False) -> AnyArray:
+        flat: AnyArray = np.zeros(self.spec.size, self._dtype)
+        target = torch.from_numpy(flat)
+        for tensor, parameter, (a, b) in zip(tensors, self.spec.parameters, self._spans(), strict=True):
+            if tensor is None:
+                continue
+            target[a:b] = tensor.detach().reshape(-1)
+            if check and not bool(torch.isfinite(target[a:b]).all()):
+                raise NotFinite(parameter.name)
+        return flat
+
+
+def groups_of(model: nn.Module, rules: Rules | None) -> list[Group]:
+    """The dense groups of a model: one for each rule, one for frozen parameters, one for each kind of buffers.
+
+    Raises:
+        ConfigError: a parameter has no rule or a type that cannot be kept, or a pattern fits nothing.
+    """
+    for name, tensor in (*model.named_parameters(), *_buffers(model)):
+        _check(name, tensor)
+    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    groups = [Group(GroupKind.TRAINED, rule, named) for rule, named in _by_rule(trained, rules)]
+    frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
+    floats = [(name, b) for name, b in _buffers(model) if b.dtype in FLOATS]
+    integers = [(name, b) for name, b in _buffers(model) if b.dtype in INTEGERS]
+    others = ((GroupKind.FROZEN, frozen), (GroupKind.AVERAGED, floats), (GroupKind.LOWEST, integers))
+    return groups + [Group(kind, None, named) for kind, named in others if named]
+
+
+def _by_rule(named: list[tuple[str, nn.Parameter]], rules: Rules | None) -> list[tuple[Rule, list[tuple[str, Tensor]]]]:
+    if rules is None and named:
+        raise ConfigError(
+            f"parameter {named[0][0]!r} has no rule; give job.optimizer a dense= rule, as eg.Adam(lr=1e-3)"
+        )
+    patterns = dict(rules) if isinstance(rules, Mapping) else {"*": rules} if rules is not None else {}
+    by_pattern: dict[str, list[tuple[str, Tensor]]] = {pattern: [] for pattern in patterns}
+    for name, parameter in named:
+        fitting = next((pattern for pattern in patterns if fnmatchcase(name, pattern)), None)
+        if fitting is None:
+            raise ConfigError(
+                f"parameter {name!r} fits none of the patterns of dense=; add one for it, or '*' at the end"
+            )
+        by_pattern[fitting].append((name, parameter))
+    empty = [pattern for pattern, fit in by_pattern.items() if not fit and isinstance(rules, Mapping)]
+    if empty:
+        raise ConfigError(f"dense= has a rule for {empty[0]!r}, which no parameter is left for; correct or remove it")
+    return [(patterns[pattern], fit) for pattern, fit in by_pattern.items() if fit]
+
+
+def _buffers(model: nn.Module) -> list[tuple[str, Tensor]]:
+    """The buffers that belong to the model's state: persistent ones."""
+    passing = {
+        f"{prefix}.{name}" if prefix else name
+        for prefix, module in model.named_modules()
+        for name in module._non_persistent_buffers_set
+    }
+    return [(name, buffer) for name, buffer in model.named_buffers() if name not in passing]
+
+
+def _check(name: str, tensor: Tensor) -> None:
+    is_parameter = isinstance(tensor, nn.Parameter)
+    what = "parameter" if is_parameter else "buffer"
+    if tensor.is_meta or isinstance(tensor, nn.parameter.UninitializedParameter | nn.parameter.UninitializedBuffer):
+        raise ConfigError(f"{what} {name!r} has no values yet; initialize the model before job.optimizer")
+    if tensor.dtype not in (FLOATS if is_parameter else FLOATS + INTEGERS):
+        raise ConfigError(
+            f"{what} {name!r} is {tensor.dtype}; pservers keep dense values as float32 (float16 and bfloat16 are"
+            " converted), so call .float() on it first"
+        )
+    if is_parameter and not bool(torch.isfinite(tensor).all()):
+        raise ConfigError(f"parameter {name!r} has NaN or infinity among its initial values; initialize it")
+
+
+def _flags(tensors: Sequence[object]) -> NDArray[np.uint8]:
+    return np.array([t is not None for t in tensors], np.uint8)

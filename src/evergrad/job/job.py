@@ -1,0 +1,461 @@
+"""`eg.init` and the `Job` it returns: what a training script calls."""
+
+import hashlib
+import os
+import random
+import warnings
+from collections import Counter
+from collections.abc import Callable, Generator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from evergrad.checkpoint.model import new_model
+from evergrad.data.dataset import Dataset, as_dataset
+from evergrad.data.order import epoch_order
+from evergrad.errors import ConfigError, EvergradError
+from evergrad.job.bound import BoundModel, Version
+from evergrad.job.dense import NotFinite, Rules
+from evergrad.job.embedded import MASTER as LOCAL_MASTER
+from evergrad.job.embedded import LocalNetwork
+from evergrad.job.numerics import fingerprint
+from evergrad.job.optimizer import JobOptimizer
+from evergrad.job.saving import save_tables
+from evergrad.messages import (
+    INIT_STEP,
+    AsyncTask,
+    BreakDone,
+    DataSpec,
+    Done,
+    EpochIs,
+    EvalDone,
+    EvalTask,
+    InitTask,
+    Member,
+    Over,
+    Partial,
+    SaveDone,
+    SaveTask,
+    Schema,
+    SyncTask,
+    TotalsAre,
+    TrainDone,
+    Want,
+    WantBatch,
+    WantEpoch,
+    WantSaved,
+    WantTotals,
+)
+from evergrad.metrics import mean, merge, partial, result
+from evergrad.trainer import session as sessions
+from evergrad.trainer.driver import Driver
+from evergrad.trainer.exchange import Exchange
+from evergrad.trainer.session import Session
+from evergrad.trainer.trainer import Answer, Identity, PushRefused, Trainer, Void
+from evergrad.update import Sync, Update
+
+Batches = Generator[Any, None, None]
+
+
+def init(update: Update | None = None, *, seed: int = 0, threads: int = 1) -> "Job":
+    """Take part in a job: the one that `evergrad run` started this process for, else one inside this process.
+
+    Random generators of Python, numpy and torch are seeded, so that every trainer makes the same model.
+
+    Args:
+        update: the update rule; `Sync()` if not given.
+        seed: the job's seed, from which all its random numbers follow; `evergrad run --seed` goes before it.
+        threads: how many threads torch computes with, the same however the job is started.
+    Raises:
+        ConfigError: an argument that makes no sense, or the job refuses this process.
+    """
+    spec = (Sync() if update is None else update).spec()
+    seed = int(os.environ.get(sessions.SEED, seed))
+    if threads < 1:
+        raise ConfigError(f"threads is {threads}; give one or more")
+    torch.set_num_threads(threads)
+    is_embedded = sessions.MASTER not in os.environ
+    session = embedded_session() if is_embedded else sessions.connect(os.environ, fingerprint())
+    _seed_generators(seed)
+    return Job(session, Schema(seed, spec, (), ()), is_embedded)
+
+
+def embedded_session(pservers: int = 1) -> Session:
+    """A job inside this process with so many pservers, and its one trainer."""
+    exchange, network = Exchange(), LocalNetwork(pservers)
+    identity = Identity("trainer-0", os.getpid(), "")
+    trainer = Trainer(exchange, LOCAL_MASTER, identity, lambda: Member("trainer-0"))
+    driver = Driver(exchange, network)
+    driver.run(trainer.join())
+    return Session(trainer, driver)
+
+
+class Job:
+    """A training run as this process sees it. Made by `init`.
+
+    Everything that waits for other processes waits as long as it takes; what happens to them never raises here. When
+    the job ends elsewhere, the script is left by a `SystemExit`.
+    """
+
+    def __init__(self, session: Session, schema: Schema, is_embedded: bool) -> None:
+        self._session = session
+        self._schema = schema
+        self._is_embedded = is_embedded
+        self._bound: BoundModel | None = None
+        self._optimizer: JobOptimizer | None = None
+        self._until = 0
+        self._place = -1
+        self._epoch: int | None = None
+        self._trained_epoch: int | None = None
+        self._calls: Counter[tuple[str, int]] = Counter()
+        self._done: Done | None = None
+        self._batch: _Batch | None = None
+        self._warned: set[str] = set()
+
+    # -- the model -----------------------------------------------------------------------------------------------------
+
+    def optimizer(self, model: nn.Module, *, dense: Rules | None = None, sparse: Rules | None = None) -> JobOptimizer:
+        """Bind the job's model; returns a `torch.optim.Optimizer` whose steps are taken on the pservers.
+
+        Args:
+            model: any torch model; its `eg.Embedding` and `eg.EmbeddingBag` modules are the tables.
+            dense: the rule for parameters, or rules by pattern of parameter names (the first that fits counts).
+            sparse: the rule for tables, or rules by table name or pattern.
+        Raises:
+            ConfigError: a parameter or table without a rule, or the other trainers have another model.
+        """
+        if self._bound is not None:
+            raise ConfigError(
+                "job.optimizer() was called twice; a job trains one model, so put its parts into one module"
+            )
+        bound = BoundModel(self._session, model, dense, sparse)
+        optimizer = JobOptimizer(self, bound.groups, bound.table_rules())
+        groups = tuple(group.spec for group in bound.groups)
+        schema = Schema(self._schema.seed, self._schema.update, bound.tables, groups)
+        self._session.driver.run(self._session.trainer.agree(schema))
+        self._schema, self._bound, self._optimizer = schema, bound, optimizer
+        return optimizer
+
+    # -- loops ---------------------------------------------------------------------------------------------------------
+
+    def epochs(self, count: int) -> Generator[int, None, None]:
+        """The numbers of epochs, from 0 or, for a trainer that joins late, from where the job is.
+
+        Leaving the loop early ends it for all trainers. A further loop goes on where the last one ended.
+        """
+        self._check_bound("epochs")
+        if self._epoch is not None:
+            raise ConfigError("job.epochs() inside job.epochs(): end the outer loop first")
+        first, self._until = self._until, self._until + count
+        epoch = first - 1
+        try:
+            while True:
+                answer = self._ask(WantEpoch(epoch, self._until))
+                assert isinstance(answer, EpochIs)
+                if answer.epoch is None:
+                    return
+                epoch = self._epoch = self._place = answer.epoch
+                yield epoch - first
+        except GeneratorExit:
+            self._done = BreakDone(epoch, self._until)
+        finally:
+            self._epoch, self._place = None, self._until
+
+    def batches(self, dataset: object, batch_size: int, *, shuffle: bool = True) -> Batches:
+        """This trainer's share of the epoch's batches, as the master hands them out.
+
+        Args:
+            dataset: a mapping of arrays, a dataset of `eg.data`, or a map-style torch dataset.
+            batch_size: samples of a batch; the last ones of an epoch may have fewer.
+            shuffle: whether each epoch has an order of its own.
+        Raises:
+            ConfigError: outside `job.epochs`, twice in one epoch, or the other trainers have other data.
+            DataError: the data cannot be used.
+        """
+        self._check_bound("batches")
+        if self._epoch is None:
+            raise ConfigError(
+                "job.batches() outside job.epochs(); write: for epoch in job.epochs(n): for batch in job.batches(...)"
+            )
+        if self._trained_epoch == self._epoch:
+            raise ConfigError(
+                "job.batches() was called twice in one epoch; put the data into one dataset, or use more epochs"
+            )
+        self._trained_epoch = self._epoch
+        data, spec = _data(dataset, batch_size, shuffle)
+        return self._batches(self._epoch, data, spec, shuffle)
+
+    def _batches(self, epoch: int, data: Dataset, spec: DataSpec, shuffle: bool) -> Batches:
+        try:
+            while True:
+                task = self._ask(WantBatch(epoch, spec))
+                match task:
+                    case SyncTask():
+                        yield from self._sync_task(task, data, spec, shuffle)
+                    case AsyncTask():
+                        yield from self._async_task(task, data, spec, shuffle)
+                    case Over():
+                        return
+        except GeneratorExit:
+            self._done = BreakDone(epoch, 0)
+        finally:
+            self._close_batch()
+
+    def _sync_task(self, task: SyncTask, data: Dataset, spec: DataSpec, shuffle: bool) -> Batches:
+        ids = epoch_order(spec.samples, self._schema.seed, task.epoch, np.arange(task.start, task.stop), shuffle)
+        seed = self._mixed_seed("task", task.epoch, task.step, task.index)
+        batch = _Batch(task, task.step, ids.size)
+        try:
+            yield self._open(batch, Version(task.generation, task.step), data, ids, seed, training=True)
+        except Void:
+            return
+        self._warn_if_no_step(batch)
+        if not batch.is_void:
+            self._done = TrainDone(task.generation, task.attempt, batch.contributed, batch.metrics)
+
+    def _async_task(self, task: AsyncTask, data: Dataset, spec: DataSpec, shuffle: bool) -> Batches:
+        ids = epoch_order(spec.samples, self._schema.seed, task.epoch, np.arange(task.start, task.stop), shuffle)
+        metrics: dict[str, Partial] = {}
+        try:
+            first = self._session.driver.run(self._session.trainer.where(task))
+            for number in range(first, -(-ids.size // spec.batch_size)):
+                part = ids[number * spec.batch_size : (number + 1) * spec.batch_size]
+                seed = self._mixed_seed("task", task.epoch, task.first + number, 0)
+                batch = _Batch(task, task.first + number, part.size, number)
+                yield self._open(batch, Version(task.generation, -1), data, part, seed, training=True)
+                self._warn_if_no_step(batch)
+                if batch.is_void:
+                    return
+                if not batch.contributed:
+                    self._session.driver.run(self._session.trainer.push_batch(task, number, [], []))
+                metrics = _added(metrics, batch.metrics)
+        except Void:
+            return
+        self._done = TrainDone(task.generation, task.attempt, True, metrics)
+
+    def evaluate(self, fn: Callable[[Any], Mapping[str, Any]], dataset: object, batch_size: int) -> dict[str, Any]:
+        """Evaluate the model as it is now, the work shared out among the trainers; all get the same totals.
+
+        Args:
+            fn: computes metrics of one batch, by name: `eg.metrics.mean`, `eg.metrics.auc`, or a number or array, which
+                are added up. It runs with the model in `eval()` and without gradients.
+            dataset: as for `batches`.
+            batch_size: samples of a batch.
+        Raises:
+            ConfigError: called inside `batches`.
+        """
+        bound = self._check_bound("evaluate", outside_batches=True)
+        data, spec = _data(dataset, batch_size, shuffle=False)
+        ordinal = self._call("evaluate")
+        modes = {module: module.training for module in bound.model.modules()}
+        bound.model.eval()
+        try:
+            while True:
+                answer = self._ask(WantTotals(self._place, ordinal, spec))
+                match answer:
+                    case TotalsAre():
+                        return {name: result(total) for name, total in answer.totals.items()}
+                    case EvalTask():
+                        self._evaluate_task(answer, fn, data, ordinal)
+        finally:
+            self._close_batch()
+            for module, training in modes.items():
+                module.training = training
+
+    def _evaluate_task(
+        self, task: EvalTask, fn: Callable[[Any], Mapping[str, Any]], data: Dataset, ordinal: int
+    ) -> None:
+        ids = np.arange(task.start, task.stop)
+        seed = self._mixed_seed("evaluate", self._place, ordinal, task.start)
+        try:
+            batch = self._open(None, Version(task.generation, task.version), data, ids, seed, training=False)
+        except Void:
+            return
+        with torch.no_grad():
+            found = fn(batch)
+        if not isinstance(found, Mapping):
+            raise ConfigError(
+                f"evaluate: the function returned a {type(found).__name__}; return a dict of metrics by name"
+            )
+        totals = {str(name): partial(value) for name, value in found.items()}
+        self._done = EvalDone(task.generation, task.attempt, totals)
+
+    def report(self, metrics: Mapping[str, Any]) -> None:
+        """Show metrics: inside `batches` of the present batch (means of the epoch are shown), else of the epoch."""
+        if self._batch is not None:
+            samples = self._batch.samples
+            part = {str(name): mean([float(value)], [float(samples)]) for name, value in metrics.items()}
+            self._batch.metrics = _added(self._batch.metrics, part)
+            return
+        numbers = {str(name): float(value) for name, value in metrics.items()}
+        self._session.driver.run(self._session.trainer.report(max(self._place, 0), numbers))
+        if self._is_embedded:
+            shown = "  ".join(f"{name} {value:.5g}" for name, value in numbers.items())
+            print(f"epoch {self._place}: {shown}", flush=True)
+
+    def is_leader(self) -> bool:
+        """Whether this is the one trainer that at this moment does what only one should, as printing results."""
+        return self._session.driver.run(self._session.trainer.is_leader())
+
+    def save_model(self, path: str | os.PathLike[str]) -> None:
+        """Save what inference needs to a folder; returns everywhere when the leader has written it.
+
+        A model that is at `path` already is replaced once the new one is complete. No trainer or pserver holds a
+        second copy of a table; pieces of some megabytes go through the leader.
+
+        Raises:
+            ConfigError: called inside `batches`, or the path cannot be written.
+        """
+        self._check_bound("save_model", outside_batches=True)
+        target = Path(path)
+        ordinal = self._call("save_model")
+        while True:
+            answer = self._ask(WantSaved(self._place, ordinal, str(target)))
+            if isinstance(answer, Over):
+                return
+            if isinstance(answer, SaveTask):
+                self._done = SaveDone(answer.generation, answer.attempt, self._save(answer, target))
+
+    def _save(self, task: SaveTask, path: Path) -> str | None:
+        """Save; returns why it could not be done, or None."""
+        bound = self._check_bound("save_model")
+        at = Version(task.generation, task.version)
+        try:
+            with new_model(path, self._schema.seed) as writer:
+                writer.dense(lambda file: bound.save_dense(file, at))
+                save_tables(self._session, task, bound.tables, writer)
+        except (EvergradError, Void) as exc:
+            return f"save_model: {exc}"
+        return None
+
+    # -- the optimizer calls -------------------------------------------------------------------------------------------
+
+    def on_step(self) -> None:
+        """The optimizer's `step`: hand the batch's gradients to the pservers."""
+        bound, batch = self._check_bound("optimizer.step"), self._batch
+        if batch is None:
+            raise ConfigError("optimizer.step() outside job.batches(); call it once for each batch, inside the loop")
+        if batch.has_stepped:
+            raise ConfigError(
+                "optimizer.step() was called twice for one batch; to accumulate, raise batches_per_step instead"
+            )
+        assert self._optimizer is not None
+        batch.has_stepped = True
+        try:
+            rows, spans = bound.contribution(self._optimizer)
+            trainer = self._session.trainer
+            if isinstance(batch.task, SyncTask):
+                flow = trainer.push(batch.task, batch.task.step, batch.task.index, batch.samples, rows, spans)
+            else:
+                flow = trainer.push_batch(batch.task, batch.number, rows, spans)
+            self._session.driver.run(flow)
+            batch.contributed = True
+        except Void:
+            batch.is_void = True
+        except (NotFinite, PushRefused) as exc:
+            self._warn(f"a batch was left out: NaN or infinity in the gradient of {exc}" if isinstance(exc, NotFinite)
+                       else f"a batch was left out: {exc}")  # fmt: skip
+
+    def on_zero_grad(self) -> None:
+        """The optimizer's `zero_grad`: rows forget their gradients too."""
+        if self._bound is not None:
+            self._bound.zero_grad()
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _ask(self, want: Want) -> Answer:
+        """What to do next; hands in the initial values on the way if it falls to this trainer."""
+        self._close_batch()
+        while True:
+            done, self._done = self._done, None
+            answer = self._session.driver.run(self._session.trainer.ask(want, done))
+            if not isinstance(answer, InitTask):
+                return answer
+            self._done = self._hand_in_initial(answer)
+
+    def _hand_in_initial(self, task: InitTask) -> TrainDone | None:
+        bound = self._check_bound("init")
+        try:
+            push = self._session.trainer.push(task, INIT_STEP, 0, 1, [], bound.initial())
+            self._session.driver.run(push)
+        except Void:
+            return None
+        return TrainDone(task.generation, task.attempt, True, {})
+
+    def _open(self, batch: "_Batch | None", at: Version, data: Dataset, ids: Any, seed: int, training: bool) -> Any:
+        """Fetch a batch and what it needs of the model; raises `Void` if the version has passed."""
+        bound = self._check_bound("batches")
+        assert self._optimizer is not None
+        _seed_generators(seed)
+        fetched = data.fetch(ids)
+        bound.open(at, fetched, training)
+        if batch is not None:
+            self._optimizer.at_step(batch.step)
+        self._batch = batch
+        return fetched
+
+    def _close_batch(self) -> None:
+        self._batch = None
+        if self._bound is not None:
+            self._bound.close()
+
+    def _call(self, what: str) -> int:
+        """The number of this call of `what` at this place of the script."""
+        number = self._calls[what, self._place]
+        self._calls[what, self._place] += 1
+        return number
+
+    def _check_bound(self, what: str, outside_batches: bool = False) -> BoundModel:
+        if self._bound is None:
+            raise ConfigError(f"{what} needs a model: call job.optimizer(model, ...) first")
+        if outside_batches and self._batch is not None:
+            raise ConfigError(f"job.{what}() inside job.batches(): call it between epochs, after the loop over batches")
+        return self._bound
+
+    def _mixed_seed(self, *parts: object) -> int:
+        """A seed made of the job's and of what it is for, the same in every process."""
+        text = repr((self._schema.seed, *parts)).encode()
+        return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
+
+    def _warn_if_no_step(self, batch: "_Batch") -> None:
+        if not batch.has_stepped:
+            self._warn(
+                "optimizer.step() was not called for a batch, which therefore trains nothing; is it missing in the loop?"
+            )
+
+    def _warn(self, text: str) -> None:
+        """Say this once."""
+        if text not in self._warned:
+            self._warned.add(text)
+            warnings.warn(text, UserWarning, stacklevel=3)
+
+
+class _Batch:
+    """The batch the script is at."""
+
+    def __init__(self, task: SyncTask | AsyncTask, step: int, samples: int, number: int = 0) -> None:
+        self.task, self.step, self.samples, self.number = task, step, samples, number
+        self.has_stepped = self.contributed = self.is_void = False
+        self.metrics: dict[str, Partial] = {}
+
+
+def _data(dataset: object, batch_size: int, shuffle: bool) -> tuple[Dataset, DataSpec]:
+    if type(batch_size) is not int or batch_size < 1:
+        raise ConfigError(f"batch_size is {batch_size!r}; give a whole number of one or more")
+    data = as_dataset(dataset)
+    fingerprint = f"{data.fingerprint()} {'shuffled' if shuffle else 'in order'}"
+    return data, DataSpec(len(data), fingerprint, batch_size)
+
+
+def _added(metrics: dict[str, Partial], more: dict[str, Partial]) -> dict[str, Partial]:
+    return metrics | {name: merge(metrics[name], m) if name in metrics else m for name, m in more.items()}
+
+
+def _seed_generators(seed: int) -> None:
+    """Start the random generators of Python, numpy and torch anew."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)

@@ -1,0 +1,166 @@
+"""The rows one batch needs: pulled ahead or when met, given to autograd, their gradients taken back."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from evergrad.kernels.hashing import unique
+from evergrad.messages import Floats, Keys
+from evergrad.nn import Found, Table
+
+PullRows = Callable[[int, Keys], Floats]
+"""Pulls the rows of different keys of a table."""
+
+
+class Gradient(NamedTuple):
+    """Gradients of different keys of a table, shape (n,) and (n, dim)."""
+
+    table: int
+    keys: Keys
+    grads: Floats
+
+
+class _Ahead(NamedTuple):
+    """Ids whose rows were pulled ahead. Keeps the tensor, so that no other can come to lie where it does."""
+
+    ids: Tensor
+    version: int
+    rows: NDArray[np.int64]
+
+
+class _TableRows:
+    """The rows of one table in one batch, in the order in which their keys were first met."""
+
+    def __init__(self, dim: int, training: bool) -> None:
+        self._dim, self._training = dim, training
+        self._keys = np.zeros(0, np.int64)
+        self._leaves: list[Tensor] = []
+        self._sorter: NDArray[np.intp] = np.zeros(0, np.intp)
+        self._ahead: dict[tuple[int, int], _Ahead] = {}
+        self._used: list[NDArray[np.int64]] = []
+
+    def add(self, keys: Keys, rows: Floats) -> None:
+        """Rows of keys that are not here yet, shape (n, dim)."""
+        if keys.size == 0:
+            return
+        leaf = torch.from_numpy(rows if rows.flags.writeable else rows.copy())
+        self._leaves.append(leaf.requires_grad_(self._training))
+        self._keys = np.concatenate([self._keys, keys]) if self._keys.size else keys
+        self._sorter = np.zeros(0, np.intp)
+
+    def remember(self, ids: Tensor, index: NDArray[np.int64]) -> None:
+        """These ids, just as they are, have these rows."""
+        self._ahead[ids.data_ptr(), ids.numel()] = _Ahead(ids, ids._version, index)
+
+    def ahead(self, ids: Tensor) -> NDArray[np.int64] | None:
+        """The rows of ids that were pulled ahead, if these are the same numbers in the same memory."""
+        found = self._ahead.get((ids.data_ptr(), ids.numel())) if ids.is_contiguous() else None
+        if found is None or found.version != ids._version or found.ids.dtype != ids.dtype:
+            return None
+        return found.rows
+
+    def find(self, keys: Keys) -> NDArray[np.int64]:
+        """The numbers of the rows of these keys, -1 where there is none. Cost: a sort, and a search per key."""
+        if self._keys.size == 0:
+            return np.full(keys.size, -1)
+        if self._sorter.size == 0:
+            self._sorter = np.argsort(self._keys, kind="stable")
+        at = np.searchsorted(self._keys, keys, sorter=self._sorter)
+        row = self._sorter[np.minimum(at, self._keys.size - 1)]
+        return np.where(self._keys[row] == keys, row, -1)
+
+    def use(self, index: NDArray[np.int64]) -> Tensor:
+        """The rows as autograd sees them; those numbered in `index` are used."""
+        self._used.append(index)
+        if not self._leaves:
+            return torch.zeros(0, self._dim)
+        return self._leaves[0] if len(self._leaves) == 1 else torch.cat(self._leaves)
+
+    def gradient(self) -> tuple[Keys, Floats] | None:
+        """Keys that were used and their gradients; None if no gradient has reached this table."""
+        if not any(leaf.grad is not None for leaf in self._leaves):
+            return None
+        parts = [leaf.grad if leaf.grad is not None else torch.zeros_like(leaf) for leaf in self._leaves]
+        grads: Floats = (parts[0] if len(parts) == 1 else torch.cat(parts)).numpy()
+        used = np.zeros(self._keys.size, np.bool_)
+        for index in self._used:
+            used[index] = True
+        return (self._keys, grads) if used.all() else (self._keys[used], grads[used])
+
+    def zero_grad(self) -> None:
+        """Forget the gradients."""
+        for leaf in self._leaves:
+            leaf.grad = None
+
+
+class BatchRows:
+    """The rows of all tables in one batch; the `RowSource` of a job's modules.
+
+    Args:
+        modules: the model's table modules.
+        numbers: each table's number in the schema.
+        pull: pulls rows that were not pulled ahead.
+        training: whether gradients are wanted.
+    """
+
+    def __init__(self, modules: Sequence[Table], numbers: dict[str, int], pull: PullRows, training: bool) -> None:
+        self._modules, self._numbers, self._pull = modules, numbers, pull
+        self._tables = {m.table: _TableRows(m.dim, training) for m in modules}
+        self._wanted: list[tuple[str, Keys]] = []
+
+    def wanted(self, batch: Any) -> list[tuple[int, Keys]]:
+        """The different keys a batch is known to need, by table; their rows are given to `take`."""
+        met: dict[str, list[Tensor]] = {}
+        for module in self._modules:
+            ids = module.ids_in(batch)
+            if ids is not None and ids.numel():
+                real = ids if module.padding_idx is None else ids[ids != module.padding_idx]
+                met.setdefault(module.table, []).append(real.contiguous())
+        for table, tensors in met.items():
+            keys, index = unique(_flat(tensors))
+            start = 0
+            for ids in tensors:
+                self._tables[table].remember(ids, index[start : start + ids.numel()].astype(np.int64))
+                start += ids.numel()
+            self._wanted.append((table, keys))
+        return [(self._numbers[table], keys) for table, keys in self._wanted]
+
+    def take(self, rows: Sequence[Floats]) -> None:
+        """The rows `wanted` asked for."""
+        for (table, keys), of_table in zip(self._wanted, rows, strict=True):
+            self._tables[table].add(keys, of_table)
+
+    def lookup(self, table: str, ids: Tensor) -> Found:
+        """The rows of these ids; pulls those not here yet."""
+        rows = self._tables[table]
+        index = rows.ahead(ids)
+        if index is None:
+            keys, inverse = unique(_flat([ids]))
+            found = rows.find(keys)
+            if (found < 0).any():
+                missing = keys[found < 0]
+                rows.add(missing, self._pull(self._numbers[table], missing))
+                found = rows.find(keys)
+            index = found[inverse]
+        return Found(rows.use(index), torch.from_numpy(index).reshape(ids.shape))
+
+    def gradients(self) -> list[Gradient]:
+        """The gradients that have reached tables, in the schema's order of tables."""
+        found = ((self._numbers[name], rows.gradient()) for name, rows in self._tables.items())
+        return sorted((Gradient(number, *g) for number, g in found if g is not None), key=lambda g: g.table)
+
+    def zero_grad(self) -> None:
+        """Forget the gradients."""
+        for rows in self._tables.values():
+            rows.zero_grad()
+
+
+def _flat(tensors: Sequence[Tensor]) -> Keys:
+    """All ids one after the other, on this machine's memory, as int64."""
+    flat = [t.detach().reshape(-1).cpu().to(torch.int64) for t in tensors]
+    keys: Keys = (flat[0] if len(flat) == 1 else torch.cat(flat)).numpy()
+    return np.ascontiguousarray(keys)

@@ -1,0 +1,1 @@
+"""Compiled loops over arrays: hashing, first values, the index of a table, update rules, sums."""

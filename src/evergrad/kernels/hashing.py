@@ -1,0 +1,157 @@
+"""Slots of keys, and what a trainer does with the keys of a batch: group them, sum the gradients of equal ones."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evergrad.kernels.arrays import Floats, Keys
+from evergrad.kernels.jit import f32, i32, i64, inline, kernel, prefetch, reads, u16, writes
+from evergrad.placement import SLOTS
+
+Places = NDArray[np.uint16]
+
+SLOT_SHIFT = np.uint64(64 - (SLOTS - 1).bit_length())
+_S1, _S2, _S3 = np.uint64(30), np.uint64(27), np.uint64(31)
+_M1, _M2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+
+
+@inline
+def mix(x: np.uint64) -> np.uint64:
+    """A bijection of 64-bit numbers in which every bit of the result depends on every bit of `x`.
+
+    *Source*: the finalizer of splitmix64 (Steele, Lea and Flood 2014; constants of Stafford's variant 13).
+    """
+    x = (x ^ (x >> _S1)) * _M1
+    x = (x ^ (x >> _S2)) * _M2
+    return x ^ (x >> _S3)
+
+
+@inline
+def hash_key(key: np.int64) -> np.uint64:
+    """The hash of a key: its top bits are the slot, its low bits the place to look inside the slot."""
+    return mix(np.uint64(key) + np.uint64(0x9E3779B97F4A7C15))
+
+
+@kernel(writes(i32), reads(i64))
+def slots_of(keys: Keys) -> NDArray[np.int32]:
+    """The slot of each key, by the top 14 bits of its hash."""
+    slots = np.empty(keys.size, np.int32)
+    for i in range(keys.size):
+        slots[i] = np.int32(hash_key(keys[i]) >> SLOT_SHIFT)
+    return slots
+
+
+@kernel(i64, reads(i64), writes(i64), writes(i32))
+def _unique(keys: Keys, uniques: Keys, numbers: NDArray[np.int32]) -> int:
+    """Write the different keys in order of first appearance, and for each key its number among them."""
+    size = 16
+    while size < 2 * keys.size:
+        size *= 2
+    mask = np.int64(size - 1)
+    table = np.full(size, -1, np.int32)
+    count = 0
+    for i in range(keys.size):
+        key = keys[i]
+        at = np.int64(hash_key(key)) & mask
+        while table[at] >= 0 and uniques[table[at]] != key:
+            at = (at + 1) & mask
+        if table[at] < 0:
+            table[at] = count
+            uniques[count] = key
+            count += 1
+        numbers[i] = table[at]
+    return count
+
+
+@kernel(writes(i32), reads(i64), reads(u16), writes(i64))
+def _rank_by_place(uniques: Keys, place_of_slot: Places, offsets: NDArray[np.int64]) -> NDArray[np.int32]:
+    """Fill `offsets` (places + 1) and return where each key goes when they are sorted, stably, by place."""
+    owner = np.empty(uniques.size, np.uint16)
+    offsets[:] = 0
+    for i in range(uniques.size):
+        owner[i] = place_of_slot[hash_key(uniques[i]) >> SLOT_SHIFT]
+        offsets[np.int64(owner[i]) + 1] += 1
+    for p in range(1, offsets.size):
+        offsets[p] += offsets[p - 1]
+    to = offsets.copy()
+    ranks = np.empty(uniques.size, np.int32)
+    for i in range(uniques.size):
+        ranks[i] = to[owner[i]]
+        to[owner[i]] += 1
+    return ranks
+
+
+def unique(keys: Keys) -> tuple[Keys, NDArray[np.int32]]:
+    """The different keys in order of first appearance, and `numbers` with `uniques[numbers] == keys`.
+
+    Cost: one probe of a scratch table a key.
+    """
+    uniques = np.empty(keys.size, np.int64)
+    numbers = np.empty(keys.size, np.int32)
+    count = _unique(keys, uniques, numbers)
+    return uniques[:count], numbers
+
+
+def group_by_place(keys: Keys, place_of_slot: Places, places: int) -> tuple[Keys, NDArray[np.int64], NDArray[np.int64]]:
+    """Group the different keys of a batch by the place that owns them.
+
+    Args:
+        keys: shape (n,); any int64, duplicates allowed.
+        place_of_slot: shape (SLOTS,), each below `places`.
+        places: how many places there are.
+
+    Returns:
+        `uniques`, grouped by place and in order of first appearance inside a place; `offsets`, shape (places + 1,):
+        place p owns `uniques[offsets[p]:offsets[p + 1]]`; `inverse`, shape (n,), with `uniques[inverse] == keys`.
+    Cost: linear in n; one probe of a scratch table a key.
+    """
+    met, numbers = unique(keys)
+    offsets = np.empty(places + 1, np.int64)
+    ranks = _rank_by_place(met, place_of_slot, offsets)
+    uniques = np.empty_like(met)
+    uniques[ranks] = met
+    return uniques, offsets, ranks.astype(np.int64)[numbers]
+
+
+@kernel(writes(f32, 2), reads(i64), reads(f32, 2), i64)
+def sum_by_inverse(inverse: NDArray[np.int64], grads: Floats, count: int) -> Floats:
+    """Sum the gradients of equal keys: `sums[j]` is the sum of all `grads[i]` with `inverse[i] == j`.
+
+    Args:
+        inverse: shape (n,), each below `count`.
+        grads: shape (n, dim).
+        count: how many sums.
+
+    Returns:
+        Shape (count, dim): each sum taken in order of position in float64 and rounded once; zeros where nothing falls.
+    Cost: linear in n * dim; no scratch but one integer for each position and each sum.
+    """
+    n, dim = grads.shape
+    ends = np.zeros(count + 1, np.int64)
+    for i in range(n):
+        ends[inverse[i] + 1] += 1
+    for j in range(count):
+        ends[j + 1] += ends[j]
+    order = np.empty(n, np.int32)
+    for i in range(n):
+        order[ends[inverse[i]]] = i
+        ends[inverse[i]] += 1
+    sums = np.empty((count, dim), np.float32)
+    row = np.empty(dim, np.float64)
+    flat = grads.reshape(n * dim)
+    start = 0
+    for j in range(count):
+        stop = ends[j]
+        if start + 8 < n:
+            prefetch(flat, np.int64(order[start + 8]) * dim)
+        if stop - start == 1:
+            for c in range(dim):
+                sums[j, c] = grads[order[start], c]
+        else:
+            row[:] = 0.0
+            for at in range(start, stop):
+                for c in range(dim):
+                    row[c] += np.float64(grads[order[at], c])
+            for c in range(dim):
+                sums[j, c] = np.float32(row[c])
+        start = stop
+    return sums

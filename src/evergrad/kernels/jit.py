@@ -1,0 +1,88 @@
+"""How kernels are compiled: the one place that knows numba.
+
+Every kernel has one signature, so nothing is ever compiled in the middle of a job. Arrays that a kernel only reads are
+declared read-only and unaligned (`reads`): both what numpy makes and what lies in a network buffer fit.
+Kernels compute with + - * / and sqrt without fast-math, so each result is correctly rounded, however it is vectorized.
+
+After a change to a function made by `inline`, delete the compiled files of the modules that call it
+(`__pycache__/*.nb?`): numba notices changes of a kernel's own file only.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+from numpy.typing import NDArray
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+f32 = types.float32
+f64 = types.float64
+i32 = types.int32
+i64 = types.int64
+u8 = types.uint8
+u16 = types.uint16
+u32 = types.uint32
+u64 = types.uint64
+flag = types.boolean
+void = types.void
+
+
+def reads(dtype: Any, ndim: int = 1) -> Any:
+    """The type of a contiguous array that a kernel only reads."""
+    return types.Array(dtype, ndim, "C", readonly=True, aligned=False)
+
+
+def writes(dtype: Any, ndim: int = 1) -> Any:
+    """The type of a contiguous array that a kernel writes."""
+    return types.Array(dtype, ndim, "C")
+
+
+def pair(dtype: Any) -> Any:
+    """The type of two results."""
+    two: Any = types.UniTuple
+    return two(dtype, 2)
+
+
+def record(named_tuple: type, *fields: Any) -> Any:
+    """The type of a named tuple with fields of these types."""
+    tuple_type: Any = types.NamedTuple
+    return tuple_type(fields, named_tuple)
+
+
+def kernel(result: Any, *arguments: Any) -> Callable[[Function], Function]:
+    """Compile a function for these types now, or load it from numba's cache.
+
+    Called with arrays of other types or layouts it raises TypeError.
+    """
+    decorate: Any = njit(result(*arguments), nogil=True, cache=True, error_model="numpy")
+    return cast(Callable[[Function], Function], decorate)
+
+
+def inline(function: Function) -> Function:
+    """A piece of kernels, compiled into each that calls it."""
+    decorate: Any = njit(nogil=True, error_model="numpy")
+    return cast(Function, decorate(function))
+
+
+@intrinsic
+def _prefetch(typing_context: Any, array: Any, index: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        view = context.make_array(signature.args[0])(context, builder, arguments[0])
+        byte = ir.IntType(8).as_pointer()
+        address = builder.bitcast(builder.gep(view.data, [arguments[1]]), byte)
+        word = ir.IntType(32)
+        shape = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
+        declare: Any = cgutils.get_or_insert_function
+        # for reading, to be kept in all caches, data
+        builder.call(declare(builder.module, shape, "llvm.prefetch.p0"), [address, word(0), word(3), word(1)])
+        return context.get_dummy_value()
+
+    return types.void(array, types.int64), generate
+
+
+prefetch = cast(Callable[[NDArray[Any], int], None], _prefetch)
+"""Inside kernels only: start loading the cache line of `array[index]` of a 1-D array; any index is safe."""

@@ -1,0 +1,109 @@
+"""What to do when a process has ended: plain data in, plain data out."""
+
+import signal
+from dataclasses import dataclass
+
+from evergrad.messages import Role
+
+FAILED = 1
+"""Exit status of a process whose job failed."""
+MISTAKE = 2
+"""Exit status of a process that found a mistake of the user, in one sentence on stderr."""
+LEFT = 128 + signal.SIGTERM
+"""Exit status of a trainer that was asked to leave, handed its task back and left."""
+FIRST_BACKOFF_S = 0.5
+LONGEST_BACKOFF_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """A process has ended while the job was under way.
+
+    `status` as `subprocess` gives it: negative for a signal. `restarts`: how often this one has been restarted.
+    `others`: how many more trainers run, or are about to.
+    """
+
+    role: Role
+    status: int
+    restarts: int
+    max_restarts: int
+    others: int
+
+
+@dataclass(frozen=True, slots=True)
+class LetGo:
+    """It is gone for good, and the job goes on without it."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """Start it again after this many seconds."""
+
+    after_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Confirm:
+    """It says that the job is over; unless the master soon says so too, the process is missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The job is over: wait for the others to leave, and end with this exit status; the reason may be the master's."""
+
+    status: int
+    reason: str | None
+
+
+Action = LetGo | Restart | Confirm | Finish
+
+
+def decide(end: End) -> Action:
+    """What the launcher does about the end of a process.
+
+    A trainer holds nothing that the others do not have, so it is started again. The master and the pservers hold the
+    job's state and the parameters in memory only, so the job cannot go on without one of them.
+    """
+    if end.status == MISTAKE:
+        return Finish(MISTAKE, None)
+    match end.role:
+        case Role.TRAINER:
+            return _trainer(end)
+        case Role.PSERVER if end.status == 0:
+            return Confirm()
+        case Role.MASTER if end.status in (0, FAILED):
+            return Finish(end.status, None)
+        case _:
+            return Finish(FAILED, f"{how(end.status)}, and what it held in memory is lost")
+
+
+def _trainer(end: End) -> Action:
+    if end.status == 0:
+        return Confirm()
+    if end.status == FAILED:
+        return Finish(FAILED, None)
+    if end.status in (LEFT, -signal.SIGTERM):
+        return LetGo("was asked to leave and left")
+    if end.restarts < end.max_restarts:
+        return Restart(backoff_s(end.restarts))
+    reason = f"{how(end.status)} and has been restarted {end.restarts} times"
+    if end.others:
+        return LetGo(f"{reason}; the job goes on without it")
+    return Finish(FAILED, f"{reason}; there is no other trainer")
+
+
+def backoff_s(restarts: int) -> float:
+    """Seconds to wait before the next restart: 0.5, doubling up to 10."""
+    return float(min(FIRST_BACKOFF_S * 2 ** min(restarts, 16), LONGEST_BACKOFF_S))
+
+
+def how(status: int) -> str:
+    """How a process ended, in words: "was killed by SIGKILL"."""
+    if status >= 0:
+        return f"exited with status {status}"
+    try:
+        return f"was killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"was killed by signal {-status}"

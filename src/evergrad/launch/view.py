@@ -1,0 +1,150 @@
+"""How a job goes, for people: a status in, lines or a table out. Nothing here prints."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rich.console import Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from evergrad.messages import Status
+
+BAR_WIDTH = 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """What the launcher alone knows at the end; `failure` is None if the job ended well."""
+
+    exit_status: int
+    wall_s: float
+    restarts: Mapping[str, int]
+    failure: str | None
+    folder: str
+
+
+def progress_line(status: Status) -> str:
+    """One line: where the job is and how fast."""
+    if status.epoch < 0:
+        return f"{status.phase}: {status.waiting_for}" if status.waiting_for else status.phase
+    parts = [
+        f"epoch {status.epoch + 1}/{status.epochs}",
+        f"step {status.step}/{status.steps}",
+        f"{status.samples_per_s:,.0f} samples/s",
+        _numbers(status.live),
+        f"{_trainers(status)} trainers",
+        status.waiting_for and f"waiting for {status.waiting_for}",
+    ]
+    return "  ".join(p for p in parts if p)
+
+
+def changes(old: Status | None, new: Status) -> list[str]:
+    """Lines for what has happened between two statuses: members, epochs, reports, and who is waited for."""
+    return [*_membership(old, new), *_reports(old, new), *_epoch(old, new), *_waiting(old, new)]
+
+
+def _membership(old: Status | None, new: Status) -> list[str]:
+    before = {(m.name, m.pid) for m in old.members} if old else set()
+    after = {(m.name, m.pid) for m in new.members}
+    gone = [f"{name} (pid {pid}) is gone" for name, pid in sorted(before - after)]
+    return gone + [f"{name} (pid {pid}) has joined" for name, pid in sorted(after - before)]
+
+
+def _reports(old: Status | None, new: Status) -> list[str]:
+    known = old.reported if old else {}
+    return [
+        f"epoch {epoch + 1}: {_numbers(metrics)}"
+        for epoch, metrics in sorted(new.reported.items())
+        if known.get(epoch) != metrics
+    ]
+
+
+def _epoch(old: Status | None, new: Status) -> list[str]:
+    if new.epoch < 0 or (old and old.epoch == new.epoch):
+        return []
+    return [f"epoch {new.epoch + 1}/{new.epochs} begins: {new.steps} steps"]
+
+
+def _waiting(old: Status | None, new: Status) -> list[str]:
+    if not new.waiting_for or (old and old.waiting_for == new.waiting_for):
+        return []
+    return [f"waiting for {new.waiting_for}"]
+
+
+def screen(status: Status, restarts: Mapping[str, int]) -> RenderableType:
+    """The whole job on one screen."""
+    rows: list[RenderableType] = [_head(status)]
+    if status.steps:
+        rows.append(_bar(status))
+    if status.reported:
+        epoch, metrics = max(status.reported.items())
+        rows.append(Text(f"epoch {epoch + 1} reported {_numbers(metrics)}"))
+    return Group(*rows, _members(status, restarts), *(Text(f"note: {n}") for n in status.notes))
+
+
+def _bar(status: Status) -> Table:
+    row = Table.grid(padding=(0, 1))
+    row.add_row(
+        ProgressBar(total=status.steps, completed=status.step, width=BAR_WIDTH), Text(f"{status.step}/{status.steps}")
+    )
+    return row
+
+
+def _head(status: Status) -> Text:
+    return Text(f"{status.job}  {progress_line(status)}", style="bold")
+
+
+def _members(status: Status, restarts: Mapping[str, int]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for column in ("member", "pid", "silent", "restarts", "doing"):
+        table.add_column(column)
+    for m in sorted(status.members, key=lambda m: (m.role, m.name)):
+        cells = (m.name, str(m.pid), f"{m.silent_s:.1f} s", str(restarts.get(m.name, 0)), m.doing)
+        table.add_row(*(Text(c) for c in cells))
+    return table
+
+
+def summary(status: Status | None, ending: Ending) -> list[str]:
+    """What is left to say when all is over."""
+    lines = [_verdict(ending)]
+    if status is not None:
+        lines += [_totals(status, ending.wall_s), *_counted(status)]
+    if ending.restarts:
+        lines.append("restarts: " + ", ".join(f"{name} {n}x" for name, n in sorted(ending.restarts.items())))
+    lines.append(f"logs: {ending.folder}")
+    if ending.failure:
+        lines += ["", ending.failure.rstrip()]
+    return lines
+
+
+def _verdict(ending: Ending) -> str:
+    if ending.exit_status == 0:
+        return "The job ended well."
+    if ending.exit_status > 128:
+        return "The job was stopped."
+    return "The job failed."
+
+
+def _totals(status: Status, wall_s: float) -> str:
+    rate = status.samples / wall_s if wall_s > 0 else 0.0
+    done = status.epochs if status.ended and not status.failure else max(status.epoch, 0)
+    return (
+        f"{done} of {status.epochs} epochs, {status.version} steps, {status.samples:,} samples "
+        f"in {wall_s:.1f} s ({rate:,.0f} samples/s)"
+    )
+
+
+def _counted(status: Status) -> list[str]:
+    reports = [f"epoch {epoch + 1}: {_numbers(m)}" for epoch, m in sorted(status.reported.items())]
+    counters = ", ".join(f"{name} {n}" for name, n in sorted(status.counters.items()) if n)
+    notes = [f"note: {n}" for n in status.notes]
+    return reports + ([f"counted: {counters}"] if counters else []) + notes
+
+
+def _numbers(metrics: Mapping[str, float]) -> str:
+    return "  ".join(f"{name} {value:.4f}" for name, value in sorted(metrics.items()))
+
+
+def _trainers(status: Status) -> int:
+    return sum(m.role == "trainer" for m in status.members)

@@ -1,0 +1,75 @@
+"""The master's process: `python -m evergrad.master`."""
+
+import argparse
+import os
+from pathlib import Path
+
+from evergrad.errors import EvergradError
+from evergrad.master.master import Master
+from evergrad.messages import AnyMessage, AskStatus, Send
+from evergrad.wire.process import is_orphan, log_to_stderr, on_sigterm, run, serve, write_atomically
+from evergrad.wire.transport import Listener, new_member
+
+LEASE_S = 5.0
+LINGER_S = 5.0
+"""After the job's end the master answers so long those who have not left yet, or not asked how it ended."""
+
+
+class Process:
+    """A master with what its loop must know: when it may leave."""
+
+    def __init__(self, master: Master) -> None:
+        self.master = master
+        self._is_seen = False
+        self._leave_s: float | None = None
+        self._stopped = False
+
+    def handle(self, src: str, message: AnyMessage, now_s: float) -> list[Send]:
+        """As `Master.handle`."""
+        self._is_seen = self._is_seen or (self.master.is_over and isinstance(message, AskStatus))
+        return self.master.handle(src, message, now_s)
+
+    def tick(self, now_s: float) -> list[Send]:
+        """As `Master.tick`."""
+        sends = self.master.tick(now_s)
+        if self.master.is_over and self._leave_s is None:
+            self._leave_s = now_s + LINGER_S
+        gone = self.master.members.is_empty and (self._is_seen or "EVERGRAD_PARENT_PID" not in os.environ)
+        self._stopped = self._leave_s is not None and (gone or now_s > self._leave_s) or is_orphan()
+        return sends
+
+    def is_over(self) -> bool:
+        """Whether to leave."""
+        return self._stopped
+
+    def stop(self) -> None:
+        """SIGTERM: end the job."""
+        self.master.end("the master was told to stop")
+
+
+def main() -> int:
+    """Run a master until its job has ended; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="evergrad master", description="Run the master of a job.")
+    parser.add_argument("--listen", default="tcp://127.0.0.1:0", help="address to listen on (port 0: a free one)")
+    parser.add_argument("--job", required=True, help="the job's name")
+    parser.add_argument("--pservers", type=int, default=1, help="how many pservers the job has")
+    parser.add_argument("--address-file", type=Path, help="write the address listened on to this file")
+    parser.add_argument("--lease", type=float, default=LEASE_S, help="seconds of silence until a member counts as dead")
+    options = parser.parse_args()
+    log_to_stderr()
+    process = Process(Master(options.job, options.pservers, options.lease))
+    listener = Listener(options.job, new_member("master"), options.listen)
+    try:
+        on_sigterm(process.stop)
+        if options.address_file:
+            write_atomically(options.address_file, listener.address)
+        else:
+            print(listener.address, flush=True)
+        serve(listener, process.handle, process.tick, process.is_over)
+    finally:
+        listener.close()
+    return 1 if process.master.failure else 0
+
+
+if __name__ == "__main__":
+    run("evergrad master", main)

@@ -1,0 +1,92 @@
+"""What all trainers do together between steps: evaluations and saving the model.
+
+Each is known by its place in the script, (epoch, number of the call in it), and is open or done; once done, every
+trainer that comes by gets the same answer.
+"""
+
+from evergrad.errors import DataError
+from evergrad.master.dispatch import AttemptNumbers, TaskPool
+from evergrad.messages import Attempt, DataSpec, Member, Partial
+from evergrad.metrics import merge
+from evergrad.schedule import eval_tasks
+
+Call = tuple[int, int]
+"""Epoch, and the number of the call in it."""
+
+
+class Evaluation:
+    """An evaluation under way: its tasks, and the totals of those done, added up in the order of tasks."""
+
+    def __init__(self, data: DataSpec, numbers: AttemptNumbers) -> None:
+        self.data = data
+        self.totals: dict[str, Partial] = {}
+        self._count = eval_tasks(data.samples, data.batch_size)
+        self._pool = TaskPool(range(self._count), numbers, {})
+        self._waiting: dict[int, dict[str, Partial]] = {}
+        self._added = 0
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the totals are complete."""
+        return self._added == self._count
+
+    def hand_out(self, member: Member, now_s: float) -> tuple[Attempt, int, int] | None:
+        """An attempt, and the samples [start, stop) it is for."""
+        handed = self._pool.hand_out(member, now_s, None)
+        if handed is None:
+            return None
+        index, attempt = handed
+        start = index * self.data.batch_size
+        return attempt, start, min(start + self.data.batch_size, self.data.samples)
+
+    def finish(self, attempt: Attempt, totals: dict[str, Partial]) -> None:
+        """Add what one task found.
+
+        Raises:
+            DataError: its metrics do not add up with those of the tasks before.
+        """
+        finished = self._pool.finish(attempt)
+        if finished is None:
+            return
+        self._waiting[finished[0]] = totals
+        while (part := self._waiting.pop(self._added, None)) is not None:
+            self.totals = part if self._added == 0 else _added_up(self.totals, part)
+            self._added += 1
+
+    def release(self, member: Member) -> None:
+        """A member holds nothing any more."""
+        self._pool.release(member)
+
+
+class Saving:
+    """A model to be saved by one trainer, the leader."""
+
+    def __init__(self, path: str, numbers: AttemptNumbers) -> None:
+        self.path = path
+        self.failure: str | None = None
+        self._pool = TaskPool([0], numbers, {})
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the model is there, or could not be written."""
+        return self._pool.all_done()
+
+    def hand_out(self, member: Member, now_s: float) -> Attempt | None:
+        """The one task, if nobody is at it."""
+        handed = self._pool.hand_out(member, now_s, None)
+        return handed[1] if handed else None
+
+    def finish(self, attempt: Attempt, failure: str | None) -> None:
+        """The leader has saved it, or could not."""
+        if self._pool.finish(attempt):
+            self.failure = failure
+
+    def release(self, member: Member) -> None:
+        """A member holds nothing any more."""
+        self._pool.release(member)
+
+
+def _added_up(totals: dict[str, Partial], part: dict[str, Partial]) -> dict[str, Partial]:
+    if totals.keys() != part.keys():
+        raise DataError(f"evaluate: batches returned different metrics, {sorted(totals)} and {sorted(part)}")
+    return {name: merge(total, part[name]) for name, total in totals.items()}

@@ -1,0 +1,81 @@
+"""Who takes part: joins, leases, goodbyes."""
+
+from dataclasses import dataclass, field
+
+from evergrad.messages import Address, Member, MemberStatus, Place, Role
+
+
+@dataclass(slots=True)
+class MemberState:
+    """A member. `seen_s` is when it was last heard of; `idle_s` how long its loop had not turned then."""
+
+    member: Member
+    role: Role
+    name: str
+    pid: int
+    seen_s: float
+    numerics: str = ""
+    place: Place | None = None
+    address: Address | None = None
+    idle_s: float = 0.0
+    doing: str = ""
+
+
+@dataclass(slots=True)
+class Members:
+    """The members there are, in the order in which they joined.
+
+    A member is heard of by its messages; one silent for longer than the lease is dead, and stays it: the process
+    behind it must join anew. Silence is not idleness: heartbeats come from a thread of their own.
+    """
+
+    lease_s: float
+    _members: dict[Member, MemberState] = field(default_factory=dict)
+
+    def __contains__(self, member: Member) -> bool:
+        return member in self._members
+
+    def __getitem__(self, member: Member) -> MemberState:
+        return self._members[member]
+
+    def add(self, state: MemberState) -> None:
+        """A process has joined."""
+        self._members[state.member] = state
+
+    def heard(self, member: Member, now: float) -> MemberState | None:
+        """Note that a member lives; None if it is not one."""
+        state = self._members.get(member)
+        if state is not None:
+            state.seen_s = now
+        return state
+
+    def remove(self, member: Member) -> MemberState | None:
+        """Forget a member that left, ended or died."""
+        return self._members.pop(member, None)
+
+    def silent(self, now: float) -> list[MemberState]:
+        """Members whose lease has run out."""
+        return [m for m in self._members.values() if now - m.seen_s > self.lease_s]
+
+    def trainers(self) -> list[MemberState]:
+        """The trainers, first joined first."""
+        return [m for m in self._members.values() if m.role is Role.TRAINER]
+
+    def pservers(self) -> dict[Place, MemberState]:
+        """The pservers by place."""
+        return {m.place: m for m in self._members.values() if m.role is Role.PSERVER and m.place is not None}
+
+    def named(self, name: str, pid: int) -> MemberState | None:
+        """The member that is the process of this name and pid."""
+        return next((m for m in self._members.values() if (m.name, m.pid) == (name, pid)), None)
+
+    def status(self, now: float) -> tuple[MemberStatus, ...]:
+        """All members as the status shows them."""
+        return tuple(
+            MemberStatus(m.name, m.role, m.pid, max(0.0, now - m.seen_s), m.doing) for m in self._members.values()
+        )
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nobody is there."""
+        return not self._members

@@ -1,0 +1,71 @@
+"""How far and how fast the job is: counts for the eyes of people, on which nothing depends."""
+
+from collections import deque
+
+from evergrad.master.members import MemberState
+from evergrad.messages import Partial, Role
+from evergrad.metrics import merge, result
+
+WINDOW_S = 10.0
+MAX_NOTES = 20
+
+
+class Progress:
+    """Samples trained, their rate over the last seconds, metrics, and notes.
+
+    Cost: bounded: one entry for each 0.1 s of the window, `MAX_NOTES` notes, and one row of metrics an epoch.
+    """
+
+    def __init__(self) -> None:
+        self.samples = 0
+        self.reported: dict[int, dict[str, float]] = {}
+        self.notes: list[str] = []
+        self._numerics: dict[Role, str] = {}
+        self._live: dict[str, Partial] = {}
+        self._recent: deque[tuple[float, int]] = deque(maxlen=int(WINDOW_S * 10))
+
+    def open_epoch(self, now_s: float) -> None:
+        """Live metrics are those of the present epoch."""
+        self._live = {}
+        self._recent.append((now_s, 0))
+
+    def trained(self, samples: int, metrics: dict[str, Partial], now_s: float) -> None:
+        """A task was done."""
+        self.samples += samples
+        if self._recent and now_s - self._recent[-1][0] < 0.1:
+            since, before = self._recent.pop()
+            self._recent.append((since, before + samples))
+        else:
+            self._recent.append((now_s, samples))
+        for name, value in metrics.items():
+            self._live[name] = merge(self._live[name], value) if name in self._live else value
+
+    def samples_per_s(self, now_s: float) -> float:
+        """The rate over the last seconds."""
+        while self._recent and now_s - self._recent[0][0] > WINDOW_S:
+            self._recent.popleft()
+        if not self._recent:
+            return 0.0
+        return sum(n for _, n in self._recent) / max(now_s - self._recent[0][0], 0.1)
+
+    def live(self) -> dict[str, float]:
+        """Means of what the script reported inside the present epoch."""
+        return {name: float(result(value)) for name, value in self._live.items()}
+
+    def report(self, epoch: int, metrics: dict[str, float]) -> None:
+        """The script reported these for an epoch."""
+        self.reported.setdefault(epoch, {}).update(metrics)
+
+    def note_numerics(self, state: MemberState) -> None:
+        """Compare a member's numeric fingerprint with that of the first of its role."""
+        first = self._numerics.setdefault(state.role, state.numerics)
+        if first != state.numerics:
+            self.note_event(
+                f"{state.name} computes otherwise than the first {state.role} ({state.numerics}; {first}):"
+                " the same bits cannot be promised"
+            )
+
+    def note_event(self, text: str) -> None:
+        """Something happened that people want to know."""
+        self.notes.append(text)
+        del self.notes[:-MAX_NOTES]

@@ -1,0 +1,49 @@
+"""Whether two trainers train the same model."""
+
+from evergrad.messages import GroupSpec, Schema, TableSpec
+
+
+def difference(first: Schema, other: Schema) -> str | None:
+    """What differs between the job's model and another trainer's, in one sentence; None if nothing does."""
+    found = _difference(first, other)
+    if found is None:
+        return None
+    return f"this trainer's model is not the job's: {found}; run the same script with the same arguments everywhere"
+
+
+def _difference(first: Schema, other: Schema) -> str | None:
+    if first.seed != other.seed:
+        return f"its seed is {other.seed}, the job's {first.seed}"
+    if first.update != other.update:
+        return f"its update rule is {other.update}, the job's {first.update}"
+    return _tables(first.tables, other.tables) or _groups(first.groups, other.groups)
+
+
+def _tables(first: tuple[TableSpec, ...], other: tuple[TableSpec, ...]) -> str | None:
+    ours, theirs = {t.name: t for t in first}, {t.name: t for t in other}
+    for name in sorted(ours.keys() | theirs.keys()):
+        if name not in theirs:
+            return f"it lacks table {name!r}"
+        if name not in ours:
+            return f"it has a table {name!r} more"
+        for field in TableSpec.__struct_fields__:
+            mine, its = getattr(ours[name], field), getattr(theirs[name], field)
+            if mine != its:
+                return f"table {name!r} has {field} {its}, the job's {mine}"
+    return None if first == other else "its tables come in another order"
+
+
+def _groups(first: tuple[GroupSpec, ...], other: tuple[GroupSpec, ...]) -> str | None:
+    ours = {p.name: (p, group) for group in first for p in group.parameters}
+    theirs = {p.name: (p, group) for group in other for p in group.parameters}
+    for name in sorted(ours.keys() | theirs.keys()):
+        if name not in theirs:
+            return f"it lacks parameter {name!r}"
+        if name not in ours:
+            return f"it has a parameter {name!r} more"
+        (mine, my_group), (its, its_group) = ours[name], theirs[name]
+        if mine != its:
+            return f"parameter {name!r} is {its.dtype} {list(its.shape)}, the job's {mine.dtype} {list(mine.shape)}"
+        if (my_group.kind, my_group.rule) != (its_group.kind, its_group.rule):
+            return f"parameter {name!r} is {its_group.kind} with rule {its_group.rule}, the job's {my_group.kind} with {my_group.rule}"
+    return None if first == other else "its parameters come in another order"

@@ -1,0 +1,259 @@
+"""An epoch of training under each update rule: which tasks there are, and when it is over."""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from evergrad.master.dispatch import AttemptNumbers, TaskPool
+from evergrad.messages import (
+    AsyncTask,
+    Attempt,
+    DataSpec,
+    Generation,
+    Member,
+    Request,
+    SyncTask,
+    Term,
+    TrainDone,
+    UpdateName,
+    UpdateSpec,
+)
+from evergrad.schedule import async_task, async_tasks, sync_steps, sync_task
+
+BACKUP_MULTIPLE = 8.0
+"""A task pending for so many times the average goes to a spare trainer too ..."""
+BACKUP_MIN_S = 1.0
+"""... but not before so many seconds ..."""
+BACKUP_MEASURED = 10
+"""... and not before so many steps' worth of tasks have been measured."""
+AVERAGE_WEIGHT = 0.1
+
+
+class Now(NamedTuple):
+    """The time, and what a task's message says of its master."""
+
+    time_s: float
+    request: Request
+    term: Term
+    generation: Generation
+
+
+class Patience:
+    """How long a task may be pending before it is handed out again."""
+
+    def __init__(self, fixed_s: float | None, tasks_of_a_step: int) -> None:
+        self._fixed_s = fixed_s
+        self._needed = BACKUP_MEASURED * tasks_of_a_step
+        self._measured = 0
+        self._average_s = 0.0
+
+    def measure(self, seconds: float) -> None:
+        """A task took so long."""
+        self._measured += 1
+        weight = max(AVERAGE_WEIGHT, 1 / self._measured)
+        self._average_s += weight * (seconds - self._average_s)
+
+    def backup_after_s(self) -> float | None:
+        """After so many seconds pending a task goes to a spare trainer too; None: never (yet)."""
+        if self._fixed_s is not None:
+            return self._fixed_s
+        return max(BACKUP_MIN_S, BACKUP_MULTIPLE * self._average_s) if self._measured >= self._needed else None
+
+
+class Epoch(Protocol):
+    """The tasks of one epoch."""
+
+    number: int
+    data: DataSpec
+    step: int
+    steps: int
+    is_closed: bool
+
+    def hand_out(self, member: Member, now: Now) -> SyncTask | AsyncTask | None:
+        """A task for this member, or None while there is none for it."""
+
+    def finish(self, done: TrainDone, now_s: float) -> int:
+        """A task is reported done; returns how many samples count as trained by it: 0 if it counts no more."""
+
+    def commit(self) -> Sequence[tuple[int, Attempt]] | None:
+        """Once all tasks of a step are done: the pushes to apply; the next step's tasks open."""
+
+    def release(self, member: Member) -> None:
+        """A member holds nothing any more."""
+
+    def close(self) -> None:
+        """End the epoch here."""
+
+    def waits_for(self) -> dict[int, tuple[Member, float]]:
+        """The tasks pending, with who holds them and since when."""
+
+
+class SyncEpoch:
+    """An epoch under `Sync`: steps of up to K tasks, one batch each; task k is the next batch of stream k."""
+
+    def __init__(
+        self, number: int, data: DataSpec, streams: int, version: int, numbers: AttemptNumbers, patience: Patience
+    ) -> None:
+        self.number, self.data = number, data
+        self.step, self.steps = 0, sync_steps(data.samples, streams, data.batch_size)
+        self.is_closed = self.steps == 0
+        self._streams = streams
+        self._first_version = version
+        self._numbers = numbers
+        self._patience = patience
+        self._owners: dict[int, Member] = {}
+        self._chosen: dict[int, Attempt | None] = {}
+        self._pool = self._open_step()
+
+    def hand_out(self, member: Member, now: Now) -> SyncTask | None:
+        """A task of the present step."""
+        if self.is_closed:
+            return None
+        handed = self._pool.hand_out(member, now.time_s, self._patience.backup_after_s())
+        if handed is None:
+            return None
+        index, attempt = handed
+        self._owners[index] = member
+        start, stop = self._samples(index)
+        version = self._first_version + self.step
+        return SyncTask(now.request, now.term, now.generation, attempt, self.number, version, index, start, stop)
+
+    def finish(self, done: TrainDone, now_s: float) -> int:
+        """The first attempt reported done is the one that counts."""
+        finished = self._pool.finish(done.attempt)
+        if finished is None or self.is_closed:
+            return 0
+        index, since = finished
+        if since is not None:
+            self._patience.measure(now_s - since)
+        self._chosen[index] = done.attempt if done.contributed else None
+        start, stop = self._samples(index)
+        return stop - start
+
+    def commit(self) -> Sequence[tuple[int, Attempt]] | None:
+        """The attempts that count, in task order; tasks that contribute nothing are not among them."""
+        if self.is_closed or not self._pool.all_done():
+            return None
+        chosen = [(index, attempt) for index, attempt in sorted(self._chosen.items()) if attempt is not None]
+        self.step += 1
+        self.is_closed = self.step == self.steps
+        self._pool = self._open_step()
+        return chosen
+
+    def release(self, member: Member) -> None:
+        """A member holds nothing any more."""
+        self._pool.release(member)
+
+    def close(self) -> None:
+        """End the epoch at the last committed step."""
+        self.is_closed = True
+
+    def waits_for(self) -> dict[int, tuple[Member, float]]:
+        """The tasks pending of the present step."""
+        return self._pool.pending()
+
+    def _open_step(self) -> TaskPool:
+        self._chosen = {}
+        indices = range(0) if self.is_closed else range(self._streams)
+        tasks = [k for k in indices if self._samples(k)[0] < self._samples(k)[1]]
+        return TaskPool(tasks, self._numbers, self._owners)
+
+    def _samples(self, index: int) -> tuple[int, int]:
+        return sync_task(self.data.samples, self._streams, self.data.batch_size, self.step, index)
+
+
+class AsyncEpoch:
+    """An epoch under `Async`: tasks of several batches in any order; the pservers count the batches."""
+
+    def __init__(
+        self, number: int, data: DataSpec, batches: int, first: int, numbers: AttemptNumbers, patience: Patience
+    ) -> None:
+        self.number, self.data = number, data
+        tasks = async_tasks(data.samples, data.batch_size, batches)
+        self.step, self.steps = 0, tasks
+        self.is_closed = tasks == 0
+        self._batches = batches
+        self._first = first
+        self._patience = patience
+        self._pool = TaskPool(range(tasks), numbers, {})
+
+    def hand_out(self, member: Member, now: Now) -> AsyncTask | None:
+        """Any task."""
+        if self.is_closed:
+            return None
+        handed = self._pool.hand_out(member, now.time_s, self._patience.backup_after_s())
+        if handed is None:
+            return None
+        task, attempt = handed
+        start, stop = self._samples(task)
+        first = self._first + task * self._batches
+        return AsyncTask(now.request, now.term, now.generation, attempt, self.number, task, start, stop, first)
+
+    def finish(self, done: TrainDone, now_s: float) -> int:
+        """All batches of a task are applied on every pserver."""
+        finished = self._pool.finish(done.attempt)
+        if finished is None or self.is_closed:
+            return 0
+        task, since = finished
+        if since is not None:
+            self._patience.measure(now_s - since)
+        self.step = self._pool.done
+        self.is_closed = self._pool.all_done()
+        start, stop = self._samples(task)
+        return stop - start
+
+    def commit(self) -> None:
+        """There is nothing to commit: batches are applied as they come."""
+        return
+
+    def release(self, member: Member) -> None:
+        """A member holds nothing any more."""
+        self._pool.release(member)
+
+    def close(self) -> None:
+        """End the epoch here."""
+        self.is_closed = True
+
+    def waits_for(self) -> dict[int, tuple[Member, float]]:
+        """The tasks pending."""
+        return self._pool.pending()
+
+    def _samples(self, task: int) -> tuple[int, int]:
+        return async_task(self.data.samples, self.data.batch_size, self._batches, task)
+
+
+class Training:
+    """All epochs so far: the last one, and where the next one starts.
+
+    Invariants:
+    1. Only one epoch is open, the last.
+    2. `version` is what the present step reads; it grows by one with each commit.
+    """
+
+    def __init__(self, update: UpdateSpec, numbers: AttemptNumbers) -> None:
+        self.version = 0
+        self.epoch: Epoch | None = None
+        self._update = update
+        self._numbers = numbers
+        self._patience = Patience(update.backup_after_s, update.batches if update.name is UpdateName.SYNC else 1)
+        self._batches = 0
+
+    @property
+    def number(self) -> int:
+        """The number of the last epoch begun; -1 before the first."""
+        return -1 if self.epoch is None else self.epoch.number
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no epoch is open and nobody is at a task of one that was left early."""
+        return self.epoch is None or (self.epoch.is_closed and not self.epoch.waits_for())
+
+    def open(self, number: int, data: DataSpec) -> Epoch:
+        """Begin an epoch."""
+        if self._update.name is UpdateName.SYNC:
+            streams = self._update.batches
+            self.epoch = SyncEpoch(number, data, streams, self.version, self._numbers, self._patience)
+        else:
+            batches = self._update.batches
+            self.epoch = AsyncEpoch(number, data, batches, self._batches, self._numbers, self._patience)
+            self._batches += -(-data.samples // data.batch_size)
+        return self.epoch

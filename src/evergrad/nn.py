@@ -1,0 +1,166 @@
+"""Modules whose rows live on the pservers (or, for inference, in a loaded model)."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from evergrad import init_rows
+from evergrad.errors import ConfigError
+from evergrad.init_rows import Initializer
+
+UNSEEN = ("zeros", "initializer")
+MODES = ("sum", "mean")
+
+
+class Found(NamedTuple):
+    """Rows of some different keys, shape (u, dim), and for each id asked the number of its row."""
+
+    weight: Tensor
+    row: Tensor
+
+
+class RowSource(Protocol):
+    """Where a table's rows come from."""
+
+    def lookup(self, table: str, ids: Tensor) -> Found:
+        """The rows of these ids (int64, any shape); `row` has the shape of `ids`."""
+
+
+class Table(nn.Module):
+    """What `Embedding` and `EmbeddingBag` share: the name and shape of a table, and where its rows come from.
+
+    A table has no size: any int64 is a key, and a row exists from its first update on.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        dim: int,
+        *,
+        init: Initializer | None = None,
+        feature: str | None = None,
+        padding_idx: int | None = None,
+        unseen: str = "zeros",
+    ) -> None:
+        super().__init__()
+        if not name or "/" in name or not name.isprintable():
+            raise ConfigError(f"{name!r} is no name for a table; give printable characters without a slash")
+        if type(dim) is not int or dim < 1:
+            raise ConfigError(f"table {name!r}: dim is {dim!r}; give a whole number of one or more")
+        if unseen not in UNSEEN:
+            raise ConfigError(f"table {name!r}: unseen is {unseen!r}; give one of {', '.join(UNSEEN)}")
+        self.table, self.dim = name, dim
+        self.init = init_rows.normal() if init is None else init
+        self.feature = name if feature is None else feature
+        self.padding_idx = padding_idx
+        self.unseen = unseen
+        self.source: RowSource | None = None
+
+    def ids_in(self, batch: Any) -> Tensor | None:
+        """The ids of this table that a batch holds under the name of its feature; None if it holds none."""
+        if not isinstance(batch, Mapping) or self.feature not in batch:
+            return None
+        value = batch[self.feature]
+        ids = value[0] if isinstance(value, tuple) and value else value
+        return ids if isinstance(ids, Tensor) and ids.dtype in (torch.int64, torch.int32) else None
+
+    def extra_repr(self) -> str:
+        """What `print(model)` shows."""
+        return f"{self.table!r}, dim={self.dim}"
+
+    def _find(self, ids: Tensor) -> tuple[Found, int | None]:
+        """Rows for these ids, and the number of the row of zeros that stands for `padding_idx`, if there is one."""
+        if self.source is None:
+            raise ConfigError(
+                f"table {self.table!r} has no rows yet; call job.optimizer(model, ...) or eg.load_model(model, path) first"
+            )
+        if ids.dtype not in (torch.int64, torch.int32):
+            raise ConfigError(
+                f"table {self.table!r}: ids of {ids.dtype}; give int64 (eg.hash_ids makes them of strings)"
+            )
+        if self.padding_idx is None:
+            found = self.source.lookup(self.table, ids)
+            return Found(found.weight.to(ids.device), found.row.to(ids.device)), None
+        real = ids != self.padding_idx
+        weight, index = self.source.lookup(self.table, ids[real])
+        padding = weight.shape[0]
+        every = torch.full(ids.shape, padding, dtype=torch.int64)
+        every[real] = index
+        weight = torch.cat([weight, weight.new_zeros(1, self.dim)])
+        return Found(weight.to(ids.device), every.to(ids.device)), padding
+
+
+class Embedding(Table):
+    """A lookup table with rows on the pservers; used like `torch.nn.Embedding`, but without a number of rows.
+
+    Args:
+        name: the table; modules of one name share it.
+        dim: length of a row.
+        init: first values of rows (`eg.init_rows`); as in torch a standard normal distribution if not given.
+        feature: the entry of a batch whose ids are pulled ahead; the table's name if not given.
+        padding_idx: an id that reads as zeros and is never trained; no row is made for it.
+        unseen: what an id without a row reads in evaluation and in a loaded model: "zeros" or "initializer".
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Rows of the ids: int64 or int32 of any shape (*) give float32 of shape (*, dim)."""
+        (weight, index), padding = self._find(input)
+        return F.embedding(index, weight, padding)
+
+
+class EmbeddingBag(Table):
+    """Sums or means of rows of a table, as `torch.nn.EmbeddingBag` computes them.
+
+    Args:
+        name: the table; modules of one name share it.
+        dim: length of a row.
+        mode: "mean" or "sum".
+        include_last_offset: offsets have one entry more, the number of ids.
+        init: as in `Embedding`.
+        feature: as in `Embedding`; the entry is a tensor of ids or a tuple that begins with one.
+        padding_idx: an id left out of its bag, and out of the mean's count.
+        unseen: as in `Embedding`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        dim: int,
+        *,
+        mode: str = "mean",
+        include_last_offset: bool = False,
+        init: Initializer | None = None,
+        feature: str | None = None,
+        padding_idx: int | None = None,
+        unseen: str = "zeros",
+    ) -> None:
+        super().__init__(name, dim, init=init, feature=feature, padding_idx=padding_idx, unseen=unseen)
+        if mode not in MODES:
+            raise ConfigError(f"table {name!r}: mode is {mode!r}; give one of {', '.join(MODES)}")
+        self.mode, self.include_last_offset = mode, include_last_offset
+
+    def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
+        """One row per bag, shape (bags, dim); an empty bag gives zeros.
+
+        Args:
+            input: ids, shape (bags, n), or of all bags one after the other, shape (n,), with `offsets`.
+            offsets: shape (bags,), where each bag begins.
+            per_sample_weights: a weight per id, of the shape of `input`; with mode "sum" only.
+        """
+        if per_sample_weights is not None and self.mode != "sum":
+            raise ConfigError(f"table {self.table!r}: per_sample_weights need mode='sum', as in torch")
+        if (input.dim() == 1) == (offsets is None):
+            raise ConfigError(
+                f"table {self.table!r}: give ids of shape (bags, n), or of shape (n,) with offsets;"
+                f" these are of shape {tuple(input.shape)} {'without' if offsets is None else 'with'} offsets"
+            )
+        (weight, index), padding = self._find(input)
+        if weight.shape[0] == 0:
+            weight = weight.new_zeros(1, self.dim)
+        return F.embedding_bag(
+            index, weight, offsets, mode=self.mode, per_sample_weights=per_sample_weights,
+            include_last_offset=self.include_last_offset, padding_idx=padding,
+        )  # fmt: skip

@@ -1,0 +1,1 @@
+"""The role that holds parameters and updates them."""

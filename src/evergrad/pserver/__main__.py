@@ -1,0 +1,83 @@
+"""A pserver's process: `python -m evergrad.pserver`."""
+
+import argparse
+import os
+
+from evergrad.errors import EvergradError, Fenced
+from evergrad.kernels.warm import warm
+from evergrad.messages import Address, AnyMessage, Join, Member, Place, Request, Role, Send
+from evergrad.pserver.pserver import Pserver
+from evergrad.wire.process import Heartbeats, is_orphan, join, leave, log_to_stderr, on_sigterm, run, serve
+from evergrad.wire.transport import Listener, check_address, new_member
+
+JOIN_DEADLINE_S = 600.0
+
+
+class Process:
+    """A pserver with what its loop must know: when it may leave."""
+
+    def __init__(self, pserver: Pserver, heartbeats: Heartbeats) -> None:
+        self.pserver = pserver
+        self._heartbeats = heartbeats
+        self._told_to_stop = False
+
+    def handle(self, src: str, message: AnyMessage, now_s: float) -> list[Send]:
+        """As `Pserver.handle`, which knows no time."""
+        return self.pserver.handle(src, message)
+
+    def tick(self, now_s: float) -> list[Send]:
+        """The loop turns."""
+        self._heartbeats.turned()
+        newest = self._heartbeats.newest
+        if newest is not None and not newest.known and not newest.over:
+            raise Fenced("the master has declared this pserver dead; what it held counts no more")
+        return []
+
+    def is_over(self) -> bool:
+        """Whether to leave."""
+        newest = self._heartbeats.newest
+        is_job_over = self.pserver.is_over or (newest is not None and newest.over)
+        return is_job_over or self._told_to_stop or is_orphan()
+
+    def stop(self) -> None:
+        """SIGTERM: leave."""
+        self._told_to_stop = True
+
+
+def main() -> int:
+    """Run a pserver until its job has ended; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="evergrad pserver", description="Run one pserver of a job.")
+    parser.add_argument("--master", required=True, help="the master's address, tcp://127.0.0.1:PORT")
+    parser.add_argument("--job", required=True, help="the job's name")
+    parser.add_argument("--place", type=int, required=True, help="which part of the model to hold, from 0")
+    parser.add_argument("--name", help="what people call this process (pserver-PLACE)")
+    parser.add_argument("--listen", default="tcp://127.0.0.1:0", help="address to listen on (port 0: a free one)")
+    options = parser.parse_args()
+    log_to_stderr()
+    warm()
+    name = options.name or f"pserver-{options.place}"
+    member = Member(new_member(name))
+    master = check_address(options.master)
+    listener = Listener(options.job, member, options.listen)
+    try:
+        _run(options.job, master, listener, member, name, Place(options.place))
+    finally:
+        listener.close()
+    return 0
+
+
+def _run(job: str, master: Address, listener: Listener, member: Member, name: str, place: Place) -> None:
+    me = Join(Request(1), Role.PSERVER, member, name, os.getpid(), place=place, address=listener.address)
+    join(listener, master, me, JOIN_DEADLINE_S)
+    heartbeats = Heartbeats(job, master, member)
+    try:
+        process = Process(Pserver(member), heartbeats)
+        on_sigterm(process.stop)
+        serve(listener, process.handle, process.tick, process.is_over)
+        leave(listener, master, member, Request(2))
+    finally:
+        heartbeats.close()
+
+
+if __name__ == "__main__":
+    run("evergrad pserver", main)

@@ -1,0 +1,96 @@
+"""Which pushes a pserver takes: all that arrives is checked here, once, before anything is changed."""
+
+from math import isfinite
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evergrad.kernels.hashing import slots_of
+from evergrad.kernels.merge import all_finite
+from evergrad.messages import INIT_STEP, GroupGrads, GroupKind, GroupSpec, Keys, Schema, TableGrads
+from evergrad.placement import slots_owned, span_owned
+
+
+class Admission:
+    """Checks keys and pushes against the model and this pserver's part of it."""
+
+    def __init__(self, schema: Schema, place: int, places: int) -> None:
+        self._schema = schema
+        self._slots = slots_owned(place, places)
+        self._spans = [span_owned(group.size, place, places) for group in schema.groups]
+
+    def refuse_table(self, table: int) -> str | None:
+        """Why there is no such table; None if there is."""
+        tables = len(self._schema.tables)
+        return None if 0 <= table < tables else f"table number {table} is unknown; the model has {tables}"
+
+    def refuse_group(self, group: int) -> str | None:
+        """Why there is no such dense group; None if there is."""
+        groups = len(self._schema.groups)
+        return None if 0 <= group < groups else f"dense group number {group} is unknown; the model has {groups}"
+
+    def refuse_keys(self, table: int, keys: Keys) -> str | None:
+        """Why these keys cannot be read from this table here; None if they can."""
+        if reason := self.refuse_table(table):
+            return reason
+        name = self._schema.tables[table].name
+        if keys.ndim != 1:
+            return f"table {name!r}: keys of shape {keys.shape}; send one dimension"
+        if keys.size and not self._owned(keys):
+            return f"table {name!r}: keys of another pserver"
+        return None
+
+    def refuse_push(
+        self, step: int, samples: int, tables: tuple[TableGrads, ...], groups: tuple[GroupGrads, ...]
+    ) -> str | None:
+        """Why this push cannot be applied; None if it can."""
+        if samples < 1:
+            return f"a push of {samples} samples; it must have one or more"
+        if len({t.table for t in tables}) < len(tables) or len({g.group for g in groups}) < len(groups):
+            return "a table or group is named twice"
+        if step == INIT_STEP and (tables or len(groups) < len(self._schema.groups)):
+            return "the initial values must be those of every dense group, and of nothing else"
+        reasons = [self._refuse_rows(t) for t in tables] + [self._refuse_span(g, step) for g in groups]
+        return next((reason for reason in reasons if reason), None)
+
+    def _refuse_rows(self, push: TableGrads) -> str | None:
+        if reason := self.refuse_keys(push.table, push.keys):
+            return reason
+        spec = self._schema.tables[push.table]
+        where = f"table {spec.name!r}"
+        if push.grads.shape != (push.keys.size, spec.dim):
+            return f"{where}: gradients of shape {push.grads.shape} for {push.keys.size} keys of dim {spec.dim}"
+        return _refuse_numbers(where, push.lr, push.grads)
+
+    def _refuse_span(self, push: GroupGrads, step: int) -> str | None:
+        if reason := self.refuse_group(push.group):
+            return reason
+        spec, span = self._schema.groups[push.group], self._spans[push.group]
+        where, dtype = f"dense group {push.group} ({spec.kind})", dense_dtype(spec)
+        if push.values.dtype != dtype or push.values.shape != (len(span),):
+            return f"{where}: {push.values.dtype} of shape {push.values.shape}; send {dtype} of shape {(len(span),)}"
+        if push.present.shape != (len(spec.parameters),):
+            return f"{where}: flags of shape {push.present.shape} for {len(spec.parameters)} parameters"
+        if step == INIT_STEP:
+            return None
+        if spec.kind is GroupKind.FROZEN:
+            return f"{where}: frozen parameters have no gradients"
+        return None if spec.kind is GroupKind.LOWEST else _refuse_numbers(where, push.lr, push.values)
+
+    def _owned(self, keys: Keys) -> bool:
+        slots = slots_of(keys)
+        return bool(slots.min() >= self._slots.start and slots.max() < self._slots.stop)
+
+
+def dense_dtype(spec: GroupSpec) -> "np.dtype[Any]":
+    """The type of a group's values."""
+    return np.dtype(np.int64 if spec.kind is GroupKind.LOWEST else np.float32)
+
+
+def _refuse_numbers(where: str, lr: float, values: NDArray[np.float32]) -> str | None:
+    if not isfinite(lr) or lr < 0:
+        return f"{where}: learning rate {lr}; it must be finite and not negative"
+    if not all_finite(values.reshape(-1)):
+        return f"{where}: NaN or infinity among the values"
+    return None

@@ -1,0 +1,132 @@
+"""One pserver's part of a flat group of dense parameters or buffers."""
+
+from collections.abc import Iterator, Sequence
+from math import sqrt
+from typing import NamedTuple
+
+import numpy as np
+
+from evergrad.kernels import rules
+from evergrad.kernels.merge import add_flat, divide
+from evergrad.messages import AnyArray, Flags, Floats, GroupKind, GroupSpec
+from evergrad.optim import RuleName, RuleSpec
+
+DensePart = tuple[AnyArray, Flags, int]
+"""What one task contributes: values of this span, a flag for each parameter of the group, samples."""
+
+
+class Segment(NamedTuple):
+    """The elements of one parameter that fall in the span, as positions inside it."""
+
+    parameter: int
+    start: int
+    stop: int
+
+
+class DenseGroup:
+    """The elements `span` of a group.
+
+    Invariants:
+        1. An element's value depends on the updates of its parameter only, not on the span.
+        2. An array once given out by `values` is never changed.
+    """
+
+    def __init__(self, spec: GroupSpec, span: range) -> None:
+        width = spec.rule.state_width if spec.rule is not None else 0
+        initial = spec.rule.hyper.get("initial", 0.0) if spec.rule is not None else 0.0
+        self._spec = spec
+        self._segments = tuple(_segments(spec, span))
+        self._updates = [0] * len(spec.parameters)
+        self._state: Floats = np.full((width, len(span)), initial, np.float32)
+        dtype = np.int64 if spec.kind is GroupKind.LOWEST else np.float32
+        self._values: AnyArray = np.zeros(len(span), dtype)
+
+    @property
+    def values(self) -> AnyArray:
+        """The values now; the array is replaced, not changed, by what comes later."""
+        return self._values
+
+    def set(self, values: AnyArray) -> None:
+        """Take these values; shape and type are those of `values`."""
+        self._values = values.astype(self._values.dtype, copy=True)
+
+    def update(self, parts: Sequence[DensePart], total: int, lr: float) -> None:
+        """Apply one step.
+
+        Trained: the rule, with the sum of samples * gradient over the parts that have the parameter (float64, in order)
+        divided by `total` and rounded once; a parameter that no part has is left alone, its state and its count of
+        updates too. Averaged: the mean over samples, a part without the parameter standing for the old value. Lowest:
+        the values of the first part that has the parameter. Frozen: nothing.
+
+        Args:
+            parts: in task order.
+            total: samples of the whole step.
+            lr: the step's learning rate; for trained groups only.
+        """
+        if self._spec.kind is GroupKind.FROZEN:
+            return
+        new = self._values.copy()
+        for segment in self._segments:
+            present = [bool(flags[segment.parameter]) for _, flags, _ in parts]
+            if any(present):
+                self._update_segment(segment, parts, present, total, lr, new)
+        self._values = new
+
+    def _update_segment(
+        self, segment: Segment, parts: Sequence[DensePart], present: list[bool], total: int, lr: float, new: AnyArray
+    ) -> None:
+        here = slice(segment.start, segment.stop)
+        given = [(values[here], samples) for (values, _, samples), has in zip(parts, present, strict=True) if has]
+        match self._spec.kind:
+            case GroupKind.TRAINED:
+                self._train(segment, _mean(given, segment, total), lr, new[here])
+            case GroupKind.AVERAGED:
+                all_parts = zip(parts, present, strict=True)
+                filled = [((v if has else self._values)[here], samples) for (v, _, samples), has in all_parts]
+                new[here] = _mean(filled, segment, total)
+            case GroupKind.LOWEST:
+                new[here] = given[0][0]
+            case GroupKind.FROZEN:
+                pass
+
+    def _train(self, segment: Segment, grads: Floats, lr: float, values: Floats) -> None:
+        self._updates[segment.parameter] += 1
+        rule = self._spec.rule
+        assert rule is not None  # of a trained group
+        state = [kind[segment.start : segment.stop] for kind in self._state]
+        _apply(rule, values, state, grads, lr, self._updates[segment.parameter])
+
+
+def _apply(rule: RuleSpec, values: Floats, state: list[Floats], grads: Floats, lr: float, t: int) -> None:
+    hyper = rule.hyper
+    match rule.name:
+        case RuleName.SGD:
+            rules.sgd_dense(values, grads, lr)
+        case RuleName.ADAGRAD:
+            rules.adagrad_dense(values, state[0], grads, lr, hyper["eps"])
+        case RuleName.ADAM:
+            beta1, beta2 = hyper["beta1"], hyper["beta2"]
+            rules.adam_dense(
+                values, state[0], state[1], grads,
+                lr / (1 - beta1**t), 1 - beta1, beta2, 1 - beta2, sqrt(1 - beta2**t), hyper["eps"],
+            )  # fmt: skip
+
+
+def _mean(parts: Sequence[tuple[AnyArray, int]], segment: Segment, total: int) -> Floats:
+    """The sum of samples * values, taken in order in float64, over `total`, rounded once."""
+    sums = np.zeros(segment.stop - segment.start)
+    for values, samples in parts:
+        add_flat(sums, values, samples)
+    means = np.empty(sums.size, np.float32)
+    divide(sums, total, means)
+    return means
+
+
+def _segments(spec: GroupSpec, span: range) -> Iterator[Segment]:
+    start = 0
+    for number, parameter in enumerate(spec.parameters):
+        stop = start + parameter.size
+        inside = range(max(start, span.start), min(stop, span.stop))
+        if inside:
+            yield Segment(number, inside.start - span.start, inside.stop - span.start)
+        start = stop

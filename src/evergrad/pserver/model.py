@@ -1,0 +1,71 @@
+"""One place's part of a model: its tables and its spans of the dense groups, and how an update changes them."""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from evergrad.messages import AnyArray, ExportPart, Floats, GroupGrads, Keys, Schema, TableGrads
+from evergrad.placement import slots_owned, span_owned
+from evergrad.pserver.dense import DenseGroup
+from evergrad.pserver.table import Table
+
+
+class Contribution(NamedTuple):
+    """What one batch brings to an update."""
+
+    samples: int
+    tables: Sequence[TableGrads]
+    groups: Sequence[GroupGrads]
+
+
+class Model:
+    """The rows and dense values of one place.
+
+    Args:
+        schema: the model.
+        place: which part of it.
+        places: of how many.
+    """
+
+    def __init__(self, schema: Schema, place: int, places: int) -> None:
+        slots = slots_owned(place, places)
+        self._tables = [Table(spec, schema.seed, slots) for spec in schema.tables]
+        self._groups = [DenseGroup(spec, span_owned(spec.size, place, places)) for spec in schema.groups]
+
+    def rows(self, table: int, keys: Keys, evaluating: bool) -> Floats:
+        """The rows of these keys, shape (n, dim); an unseen key is answered with its first value and not made."""
+        return self._tables[table].pull(keys, evaluating)
+
+    def span(self, group: int) -> AnyArray:
+        """This place's span of a dense group; never changed afterwards."""
+        return self._groups[group].values
+
+    def row_counts(self) -> tuple[int, ...]:
+        """Rows of each table."""
+        return tuple(len(table) for table in self._tables)
+
+    def export(self, table: int, part: ExportPart, slot: int, limit: int) -> tuple[AnyArray, int | None]:
+        """A piece of a table and the slot the next piece starts at; see `Table.export`."""
+        return self._tables[table].export(part, slot, limit)
+
+    def set_dense(self, groups: Iterable[GroupGrads]) -> None:
+        """Take these as the initial values."""
+        for span in groups:
+            self._groups[span.group].set(span.values)
+
+    def update(self, contributions: Sequence[Contribution]) -> None:
+        """Apply the mean over all samples, summed in the order given; the first contribution's rates count.
+
+        A table named by any contribution counts one update, also where it has no keys here.
+        """
+        total = sum(c.samples for c in contributions)
+        rows: dict[int, list[tuple[int, TableGrads]]] = {}
+        spans: dict[int, list[tuple[int, GroupGrads]]] = {}
+        for samples, tables, groups in contributions:
+            for t in tables:
+                rows.setdefault(t.table, []).append((samples, t))
+            for g in groups:
+                spans.setdefault(g.group, []).append((samples, g))
+        for table, named in rows.items():
+            self._tables[table].update([(t.keys, t.grads, n) for n, t in named], total, named[0][1].lr)
+        for group, parts in spans.items():
+            self._groups[group].update([(g.values, g.present, n) for n, g in parts], total, parts[0][1].lr)

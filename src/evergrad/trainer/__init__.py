@@ -1,0 +1,1 @@
+"""The trainer: asks for tasks, pulls, pushes; and the process that runs a training script."""

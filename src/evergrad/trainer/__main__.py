@@ -1,0 +1,109 @@
+"""A trainer's process: `python -m evergrad.trainer ... SCRIPT [ARGS]` runs a training script as part of a job."""
+
+import argparse
+import os
+import runpy
+import sys
+import traceback
+from pathlib import Path
+
+from evergrad.errors import ConfigError, EvergradError
+from evergrad.trainer import session
+from evergrad.trainer.driver import LEFT_STATUS, Leaving
+from evergrad.trainer.trainer import JobOver
+from evergrad.wire.process import log_to_stderr, on_sigterm
+
+
+def main() -> int:
+    """Run the script; returns the exit status: the job's, or 143 after SIGTERM, or 2 for a mistake of this script."""
+    options = _parse()
+    log_to_stderr()
+    os.environ.update({session.MASTER: options.master, session.JOB: options.job, session.NAME: options.name})
+    if options.seed is not None:
+        os.environ[session.SEED] = str(options.seed)
+    asked_to_leave = False
+
+    def leave() -> None:
+        nonlocal asked_to_leave
+        asked_to_leave = True
+        if session.current is None:
+            raise Leaving
+        session.current.driver.is_leaving = True
+
+    on_sigterm(leave)
+    try:
+        return _run(options.script, options.args)
+    except Leaving:
+        _goodbye(None)
+        return LEFT_STATUS
+    except JobOver as over:
+        _goodbye(None)
+        return 0 if over.failure is None else 1
+    finally:
+        if session.current is not None:
+            session.current.driver.close()
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="evergrad trainer", description="Run a training script as part of a job.")
+    parser.add_argument("--master", required=True, help="the master's address, tcp://127.0.0.1:PORT")
+    parser.add_argument("--job", required=True, help="the job's name")
+    parser.add_argument("--name", default=f"trainer-{os.getpid()}", help="what people call this process")
+    parser.add_argument("--seed", type=int, help="the job's seed, instead of the script's")
+    parser.add_argument("script", type=Path, help="the training script")
+    parser.add_argument("args", nargs=argparse.REMAINDER, help="its arguments")
+    return parser.parse_args()
+
+
+def _run(script: Path, args: list[str]) -> int:
+    if not script.is_file():
+        print(f"evergrad trainer: there is no script {script}", file=sys.stderr)
+        return 2
+    sys.argv = [str(script), *args]
+    sys.path.insert(0, str(script.resolve().parent))
+    try:
+        runpy.run_path(str(script), run_name="__main__")
+    except (Leaving, JobOver):
+        raise
+    except SystemExit as exit:
+        if exit.code not in (None, 0):
+            return _failed(f"the script left with status {exit.code}\n", 1)
+    except ConfigError as error:
+        print(f"evergrad trainer: {error}", file=sys.stderr, flush=True)
+        _goodbye(None)
+        return 2
+    except EvergradError as error:
+        return _failed(f"{type(error).__name__}: {error}\n", 1)
+    except BaseException:
+        return _failed(_traceback(), 1)
+    if session.current is None:
+        print(f"evergrad trainer: {script} never called eg.init(), so there was nothing to train", file=sys.stderr)
+        return 2
+    session.current.finish()
+    return 0
+
+
+def _traceback() -> str:
+    """The traceback of what the script raised, without the frames of those who ran it."""
+    kind, error, frames = sys.exc_info()
+    while frames is not None and frames.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
+        frames = frames.tb_next
+    return "".join(traceback.format_exception(kind, error, frames))
+
+
+def _failed(failure: str, status: int) -> int:
+    """Tell the job, which ends with this; where there is none, tell the user."""
+    if session.current is None:
+        print(failure, file=sys.stderr, end="", flush=True)
+    else:
+        _goodbye(failure)
+    return status
+
+
+def _goodbye(failure: str | None) -> None:
+    if session.current is not None:
+        session.current.leave(failure)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

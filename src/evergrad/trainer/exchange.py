@@ -1,0 +1,72 @@
+"""Requests on their way, sent again until they are answered.
+
+What a trainer does is written as flows: generators that put requests here and yield until the answers are in. A flow
+knows no clock, socket or thread; whoever drives it sends what is due and hands in what comes (`driver.py` for real,
+a simulation otherwise).
+"""
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from evergrad.messages import Message, Request, Send
+
+T = TypeVar("T")
+Flow = Generator[None, None, T]
+
+RESEND_S = 1.0
+"""A request is sent again after this long, then after twice as long each time ..."""
+RESEND_MAX_S = 8.0
+"""... up to this."""
+
+
+@dataclass(slots=True)
+class _Open:
+    send: Send
+    due_s: float | None = None
+    wait_s: float = RESEND_S
+
+
+class Exchange:
+    """The open requests of one trainer and the answers to them; late and unasked answers are dropped."""
+
+    def __init__(self) -> None:
+        self._last = 0
+        self._open: dict[Request, _Open] = {}
+        self._answers: dict[Request, Message] = {}
+
+    def number(self) -> Request:
+        """An id no request of this trainer has had."""
+        self._last += 1
+        return Request(self._last)
+
+    def ask(self, requests: Sequence[tuple[Request, Send]]) -> Flow[list[Message]]:
+        """Send these and wait until all are answered; the answers come in the order of the requests."""
+        ids = [request for request, _ in requests]
+        self._open.update((request, _Open(send)) for request, send in requests)
+        try:
+            while not all(request in self._answers for request in ids):
+                yield
+            return [self._answers[request] for request in ids]
+        finally:
+            for request in ids:
+                self._open.pop(request, None)
+                self._answers.pop(request, None)
+
+    def receive(self, message: Message) -> None:
+        """A message has come."""
+        request = getattr(message, "request", None)
+        if request in self._open:
+            del self._open[request]
+            self._answers[request] = message
+
+    def due(self, now_s: float) -> list[Send]:
+        """What is to be sent now, for the first time or again."""
+        sends = []
+        for request in self._open.values():
+            if request.due_s is None or now_s >= request.due_s:
+                if request.due_s is not None:
+                    request.wait_s = min(2 * request.wait_s, RESEND_MAX_S)
+                request.due_s = now_s + request.wait_s
+                sends.append(request.send)
+        return sends

@@ -1,0 +1,69 @@
+"""The job that this process takes part in: made by `eg.init`, ended by whoever runs the script."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from evergrad.errors import ConfigError
+from evergrad.messages import Member, WantEnd
+from evergrad.trainer.driver import Driver
+from evergrad.trainer.exchange import Exchange
+from evergrad.trainer.trainer import Identity, Trainer
+from evergrad.wire.process import Heartbeats
+from evergrad.wire.transport import Network, check_address, new_member
+
+MASTER, JOB, NAME, SEED = "EVERGRAD_MASTER", "EVERGRAD_JOB", "EVERGRAD_NAME", "EVERGRAD_SEED"
+GOODBYE_S = 2.0
+
+
+@dataclass(slots=True)
+class Session:
+    """A trainer and what drives it."""
+
+    trainer: Trainer
+    driver: Driver
+
+    def finish(self) -> None:
+        """The script is at its end; returns when the job is.
+
+        Raises:
+            JobOver: it ended; the status is the job's.
+        """
+        while True:
+            self.driver.run(self.trainer.ask(WantEnd(), None))
+
+    def leave(self, failure: str | None = None) -> None:
+        """Say goodbye, with the script's traceback if it raised."""
+        self.driver.say_goodbye(self.trainer.leave(failure), GOODBYE_S)
+
+
+current: Session | None = None
+"""The session of this process, once `eg.init` has connected it."""
+
+
+def connect(environment: Mapping[str, str], numerics: str) -> Session:
+    """Join the job that the environment names.
+
+    Raises:
+        ConfigError: refused, or this process takes part in a job already.
+    """
+    global current
+    if current is not None:
+        raise ConfigError("eg.init() was called twice in one process of a job; call it once and pass the job around")
+    master, job, name = check_address(environment[MASTER]), environment[JOB], environment[NAME]
+    exchange = Exchange()
+    network = Network(job, new_member(f"{name}.wire"))
+    driver = Driver(exchange, network)
+
+    def incarnation() -> Member:
+        member = Member(new_member(name))
+        if driver.heartbeats is None:
+            driver.heartbeats = Heartbeats(job, master, member)
+        else:
+            driver.heartbeats.rename(member)
+        return member
+
+    trainer = Trainer(exchange, master, Identity(name, os.getpid(), numerics), incarnation)
+    current = Session(trainer, driver)
+    driver.run(trainer.join())
+    return current

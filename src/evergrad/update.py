@@ -1,0 +1,60 @@
+"""When and how the pservers update the parameters, as a user says it."""
+
+from dataclasses import dataclass
+
+from evergrad.errors import ConfigError
+from evergrad.messages import UpdateName, UpdateSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Sync:
+    """Synchronous steps: each is one update with the mean over all samples of `batches_per_step` batches.
+
+    The batches are computed by whichever trainers there are, so the number of trainers is no part of the mathematics.
+
+    Args:
+        batches_per_step: batches of a step, which come from as many equal streams of the epoch's samples.
+        backup_after: seconds after which a batch still being computed is given to a spare trainer too; None: eight
+            times the average, at least one second, once ten steps have been measured.
+    """
+
+    batches_per_step: int = 1
+    backup_after: float | None = None
+
+    def spec(self) -> UpdateSpec:
+        """The rule as it crosses the wire."""
+        _one_or_more("Sync", "batches_per_step", self.batches_per_step)
+        _seconds("Sync", self.backup_after)
+        return UpdateSpec(UpdateName.SYNC, self.batches_per_step, self.backup_after)
+
+
+@dataclass(frozen=True, slots=True)
+class Async:
+    """Asynchronous updates: each batch is applied when it comes, once on every pserver; no trainer waits for another.
+
+    Args:
+        batches_per_task: consecutive batches handed to a trainer at a time.
+        backup_after: as in `Sync`, for a task.
+    """
+
+    batches_per_task: int = 8
+    backup_after: float | None = None
+
+    def spec(self) -> UpdateSpec:
+        """The rule as it crosses the wire."""
+        _one_or_more("Async", "batches_per_task", self.batches_per_task)
+        _seconds("Async", self.backup_after)
+        return UpdateSpec(UpdateName.ASYNC, self.batches_per_task, self.backup_after)
+
+
+Update = Sync | Async
+
+
+def _one_or_more(rule: str, name: str, value: int) -> None:
+    if type(value) is not int or value < 1:
+        raise ConfigError(f"{rule}: {name} is {value!r}; give a whole number of one or more")
+
+
+def _seconds(rule: str, value: float | None) -> None:
+    if value is not None and not value > 0:
+        raise ConfigError(f"{rule}: backup_after is {value!r}; give seconds above zero, or None")

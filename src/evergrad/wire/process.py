@@ -1,0 +1,177 @@
+"""What every process of a job has besides its role: a loop, a heartbeat, signals, a parent to live no longer than."""
+
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import NoReturn
+
+from evergrad.errors import ConfigError, EvergradError, Fenced, JobFailed, Unavailable
+from evergrad.messages import (
+    Address,
+    AnyMessage,
+    Ended,
+    Heartbeat,
+    HeartbeatReply,
+    Join,
+    Joined,
+    Leave,
+    Left,
+    Member,
+    Refused,
+    Request,
+    Send,
+)
+from evergrad.wire.transport import Listener, Network, Received, new_member
+
+log = logging.getLogger("evergrad.process")
+
+TICK_S = 0.05
+BEAT_S = 0.5
+RESEND_S = 0.5
+PARENT = "EVERGRAD_PARENT_PID"
+
+
+class Heartbeats:
+    """Tells the master from a thread of its own that this process lives, however busy its loop is.
+
+    `newest` is the master's newest answer; None before the first.
+    """
+
+    def __init__(self, job: str, master: Address, member: Member) -> None:
+        self.newest: HeartbeatReply | None = None
+        self._job, self._master, self._member = job, master, member
+        self._turned_s = self._heard_s = time.monotonic()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="evergrad-heartbeat", daemon=True)
+        self._thread.start()
+
+    def turned(self) -> None:
+        """The loop has turned."""
+        self._turned_s = time.monotonic()
+
+    def rename(self, member: Member) -> None:
+        """Speak for this member from now on."""
+        self._member, self.newest = member, None
+
+    def silence_s(self) -> float:
+        """How long the master has not answered."""
+        return time.monotonic() - self._heard_s
+
+    def close(self) -> None:
+        """Stop; returns when the thread has ended."""
+        self._stop.set()
+        self._thread.join(timeout=5.0)
+
+    def _run(self) -> None:
+        network = Network(self._job, new_member("beat"))
+        request = 0
+        try:
+            while not self._stop.wait(BEAT_S):
+                request += 1
+                idle_s = time.monotonic() - self._turned_s
+                beat = Heartbeat(Request(request), self._member, idle_s)
+                self._take(network.exchange([Send(self._master, beat)], 0.0))
+        except Fenced as exc:
+            log.error("heartbeat.refused reason=%s", exc)
+        finally:
+            network.close(linger_s=0.0)
+
+    def _take(self, received: Iterable[Received]) -> None:
+        for _, message in received:
+            if isinstance(message, HeartbeatReply) and (self.newest is None or message.term >= self.newest.term):
+                self.newest, self._heard_s = message, time.monotonic()
+
+
+def serve(
+    listener: Listener,
+    handle: Callable[[str, AnyMessage, float], list[Send]],
+    tick: Callable[[float], list[Send]],
+    is_over: Callable[[], bool],
+) -> None:
+    """The loop of a role: messages in, messages out, and a tick every `TICK_S` seconds, until it is over."""
+    sends: list[Send] = []
+    ticked_s = 0.0
+    while not is_over():
+        received = listener.exchange(sends, TICK_S)
+        now_s = time.monotonic()
+        sends = [send for src, message in received for send in handle(src, message, now_s)]
+        if now_s - ticked_s >= TICK_S:
+            ticked_s = now_s
+            sends += tick(now_s)
+    listener.send(sends)
+
+
+def join(network: Network, master: Address, message: Join, deadline_s: float) -> Joined:
+    """Become a member; waits for a master that is not there yet.
+
+    Raises:
+        ConfigError: refused, with the reason.
+        JobFailed: the job is over.
+        Unavailable: no master answered within `deadline_s` seconds.
+    """
+    answer = ask(network, master, message, deadline_s)
+    if isinstance(answer, Joined):
+        return answer
+    if isinstance(answer, Ended):
+        raise JobFailed(answer.failure or "the job is over already")
+    raise ConfigError(answer.reason if isinstance(answer, Refused) else f"the master answered {type(answer).__name__}")
+
+
+def leave(network: Network, master: Address, member: Member, request: Request, deadline_s: float = 2.0) -> None:
+    """Say goodbye; gives up after `deadline_s` seconds."""
+    try:
+        ask(network, master, Leave(request, member), deadline_s)
+    except EvergradError:
+        log.info("leave.unanswered member=%s", member)
+
+
+def ask(network: Network, to: Address, message: Join | Leave, deadline_s: float) -> AnyMessage:
+    """Send a request until it is answered.
+
+    Raises:
+        Unavailable: it was not within `deadline_s` seconds.
+    """
+    end_s = time.monotonic() + deadline_s
+    while time.monotonic() < end_s:
+        for _, answer in network.exchange([Send(to, message)], RESEND_S):
+            if isinstance(answer, Joined | Refused | Ended | Left) and answer.request == message.request:
+                return answer
+    raise Unavailable(f"no master answered at {to} within {deadline_s:.0f} s; is the job running?")
+
+
+def is_orphan() -> bool:
+    """Whether the launcher that started this process is gone."""
+    parent = os.environ.get(PARENT)
+    return parent is not None and os.getppid() != int(parent)
+
+
+def on_sigterm(callback: Callable[[], None]) -> None:
+    """Call this when SIGTERM or SIGINT comes; what a launcher is sent reaches its processes through it alone."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: callback())
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Put a small file where readers see it whole or not at all."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}")
+    temporary.write_text(text)
+    temporary.replace(path)
+
+
+def run(name: str, main: Callable[[], int]) -> NoReturn:
+    """Run a process's main function and exit: 2 for the user's mistakes, 1 for other failures, a sentence for each."""
+    try:
+        sys.exit(main())
+    except EvergradError as error:
+        print(f"{name}: {error}", file=sys.stderr, flush=True)
+        sys.exit(2 if isinstance(error, ConfigError) else 1)
+
+
+def log_to_stderr() -> None:
+    """Log INFO and above, one line an event."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")

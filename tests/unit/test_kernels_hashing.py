@@ -1,0 +1,80 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from evergrad.kernels.hashing import group_by_place, slots_of, sum_by_inverse, unique
+from evergrad.placement import SLOTS, slots_owned
+
+EDGES = np.array([np.iinfo(np.int64).min, np.iinfo(np.int64).max, -1, 0, 1, 2**53 + 1], np.int64)
+
+
+def place_of_slot(places: int) -> np.ndarray:
+    table = np.empty(SLOTS, np.uint16)
+    for place in range(places):
+        owned = slots_owned(place, places)
+        table[owned.start : owned.stop] = place
+    return table
+
+
+def test_slots_of_some_keys_are_pinned_because_files_depend_on_them():
+    keys = np.array([0, 1, -1, 2**63 - 1, -(2**63)], np.int64)
+    assert slots_of(keys).tolist() == [14472, 9282, 14646, 2713, 4615]
+
+
+@pytest.mark.parametrize("stride", [1, 2, 1024, SLOTS, 1 << 40])
+def test_regular_keys_spread_evenly_over_slots(stride):
+    slots = slots_of(np.arange(64 * SLOTS, dtype=np.int64) * stride)
+    counts = np.bincount(slots, minlength=SLOTS)
+    assert counts.size == SLOTS
+    chi_square = ((counts - 64) ** 2 / 64).sum()
+    assert abs(chi_square - SLOTS) < 6 * np.sqrt(2 * SLOTS)
+
+
+@settings(deadline=None)
+@given(
+    arrays(np.int64, st.integers(0, 60), elements=st.one_of(st.integers(-(2**63), 2**63 - 1), st.integers(-3, 3))),
+    st.integers(1, 5),
+)
+def test_groups_hold_each_key_once_by_place_in_order_of_first_appearance(keys, places):
+    uniques, offsets, inverse = group_by_place(keys, place_of_slot(places), places)
+    assert (uniques[inverse] == keys).all()
+    seen = list(dict.fromkeys(keys.tolist()))
+    owner = place_of_slot(places)
+    expected = [[k for k in seen if owner[slots_of(np.array([k], np.int64))[0]] == p] for p in range(places)]
+    assert [uniques[offsets[p] : offsets[p + 1]].tolist() for p in range(places)] == expected
+
+
+def test_no_key_is_reserved_when_grouping():
+    uniques, numbers = unique(np.concatenate([EDGES, EDGES[::-1]]))
+    assert uniques.tolist() == EDGES.tolist()
+    assert numbers.tolist() == [0, 1, 2, 3, 4, 5, 5, 4, 3, 2, 1, 0]
+
+
+def test_read_only_and_unaligned_keys_as_they_lie_in_a_network_buffer_are_taken():
+    raw = b"\0" + EDGES.tobytes()
+    assert (slots_of(np.frombuffer(raw, np.int64, EDGES.size, 1)) == slots_of(EDGES)).all()
+
+
+def test_equal_keys_are_summed_in_order_in_float64_and_rounded_once():
+    rng = np.random.default_rng(5)
+    inverse = rng.integers(0, 40, 500)
+    inverse[inverse == 7] = 8
+    grads = rng.standard_normal((500, 5)).astype(np.float32)
+    expected = np.zeros((41, 5))
+    for i, j in enumerate(inverse):
+        expected[j] += grads[i]
+    assert (sum_by_inverse(inverse, grads, 41) == expected.astype(np.float32)).all()
+
+
+def test_the_gradient_of_a_key_met_once_is_kept_to_the_bit_even_minus_zero():
+    grads = np.array([[-0.0, 1e-45], [2.0, 3.0]], np.float32)
+    sums = sum_by_inverse(np.array([1, 0]), grads, 2)
+    assert sums[[1, 0]].tobytes() == grads.tobytes()
+
+
+def test_nothing_to_group_or_sum():
+    uniques, offsets, inverse = group_by_place(np.empty(0, np.int64), place_of_slot(2), 2)
+    assert (uniques.size, offsets.tolist(), inverse.size) == (0, [0, 0, 0], 0)
+    assert sum_by_inverse(inverse, np.empty((0, 4), np.float32), 0).shape == (0, 4)

@@ -1,0 +1,106 @@
+"""What people see of a status."""
+
+import io
+
+import msgspec
+from rich.console import Console
+
+from evergrad.launch import view
+from evergrad.messages import MemberStatus, Request, Role, Status
+
+TRAINER = MemberStatus("trainer-0", Role.TRAINER, 41, 0.2, "step 7 [task 1]")
+PSERVER = MemberStatus("pserver-0", Role.PSERVER, 42, 0.1, "version 7")
+STATUS = Status(
+    request=Request(1),
+    job="films",
+    phase="training",
+    waiting_for="",
+    epoch=0,
+    epochs=3,
+    step=7,
+    steps=20,
+    version=7,
+    samples=14336,
+    samples_per_s=51234.5,
+    live={"loss": 0.6931},
+    reported={},
+    members=(TRAINER, PSERVER),
+    counters={"repeated": 2, "refused": 0},
+    notes=(),
+    ended=False,
+    failure=None,
+)
+
+
+def but(**changes: object) -> Status:
+    return msgspec.structs.replace(STATUS, **changes)
+
+
+def ending(status: int, failure: str | None = None, restarts: dict[str, int] | None = None) -> view.Ending:
+    return view.Ending(exit_status=status, wall_s=2.0, restarts=restarts or {}, failure=failure, folder="logs/films")
+
+
+def test_a_progress_line_has_epoch_step_rate_and_loss() -> None:
+    line = view.progress_line(STATUS)
+    assert line == "epoch 1/3  step 7/20  51,234 samples/s  loss 0.6931  1 trainers"
+
+
+def test_before_the_first_epoch_the_line_says_who_is_waited_for() -> None:
+    assert view.progress_line(but(epoch=-1, phase="starting", waiting_for="pserver 1")) == "starting: pserver 1"
+
+
+def test_a_process_that_comes_and_one_that_goes_are_each_said_once() -> None:
+    later = but(members=(PSERVER, msgspec.structs.replace(TRAINER, pid=77)))
+    assert view.changes(STATUS, later) == ["trainer-0 (pid 41) is gone", "trainer-0 (pid 77) has joined"]
+    assert view.changes(later, later) == []
+
+
+def test_an_epoch_and_its_report_are_said_when_they_come() -> None:
+    later = but(epoch=1, steps=20, reported={0: {"auc": 0.77}})
+    assert view.changes(STATUS, later) == ["epoch 1: auc 0.7700", "epoch 2/3 begins: 20 steps"]
+
+
+def test_who_is_waited_for_is_said_when_it_changes() -> None:
+    assert view.changes(STATUS, but(waiting_for="a trainer")) == ["waiting for a trainer"]
+
+
+def test_the_first_status_introduces_everybody() -> None:
+    lines = view.changes(None, STATUS)
+    assert lines[:2] == ["pserver-0 (pid 42) has joined", "trainer-0 (pid 41) has joined"]
+
+
+def test_the_screen_names_members_and_leaves_brackets_alone() -> None:
+    out = io.StringIO()
+    Console(file=out, width=100, markup=False).print(view.screen(but(reported={0: {"auc": 0.5}}), {"trainer-0": 3}))
+    text = out.getvalue()
+    assert "step 7 [task 1]" in text
+    assert "auc 0.5000" in text
+    assert [line.split()[4] for line in text.splitlines() if line.startswith("trainer-0")] == ["3"]
+
+
+def test_the_summary_counts_and_gives_the_failure_once() -> None:
+    status = but(
+        version=21, failure="ValueError: no such column", ended=True, notes=("same bits withdrawn: drop_after",)
+    )
+    lines = view.summary(status, ending(1, status.failure, {"trainer-1": 2}))
+    assert lines[0] == "The job failed."
+    assert "0 of 3 epochs, 21 steps, 14,336 samples in 2.0 s (7,168 samples/s)" in lines
+    assert "counted: repeated 2" in lines
+    assert "restarts: trainer-1 2x" in lines
+    assert "note: same bits withdrawn: drop_after" in lines
+    assert sum("no such column" in line for line in lines) == 1
+
+
+def test_a_job_that_ended_well_has_done_all_its_epochs() -> None:
+    lines = view.summary(but(ended=True, epoch=2), ending(0))
+    assert lines[0] == "The job ended well."
+    assert lines[1].startswith("3 of 3 epochs")
+
+
+def test_a_job_that_never_answered_still_has_a_summary() -> None:
+    assert view.summary(None, ending(1, "the master was killed")) == [
+        "The job failed.",
+        "logs: logs/films",
+        "",
+        "the master was killed",
+    ]
