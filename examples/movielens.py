@@ -49,7 +49,7 @@ def main():
     job = eg.init(update=eg.Sync(batches_per_step=4), seed=args.seed)
     model = Ranker()
     optimizer = job.optimizer(model, dense=eg.Adam(lr=1e-3), sparse=eg.Adagrad(lr=0.1))
-    for epoch in job.epochs(args.epochs):
+    for _ in job.epochs(args.epochs):
         model.train()
         for batch in job.batches(train, batch_size=args.batch_size):
             optimizer.zero_grad()
@@ -60,8 +60,6 @@ def main():
         model.eval()
         metrics = job.evaluate(lambda b: {"auc": eg.metrics.auc(model(b), b["label"])}, valid, batch_size=4096)
         job.report(metrics)
-        if job.is_leader():
-            print(f"epoch {epoch}: held-out AUC {metrics['auc']:.4f}")
 
     job.save_model(args.out)
     if job.is_leader():

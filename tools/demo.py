@@ -159,7 +159,7 @@ def is_inside_epoch(status: Status, after: float = 0.1, before: float = 0.7) -> 
 
 def where(status: Status) -> str:
     """The place in the training, in words."""
-    return f"epoch {status.epoch + 1} of {status.epochs}, step {status.step} of {status.steps}"
+    return f"epoch {status.epoch} (of {status.epochs}), step {status.step} of {status.steps}"
 
 
 # -- processes ---------------------------------------------------------------------------------------------------------

@@ -133,7 +133,7 @@ def status(log_dir: LogDir = LOG_DIR, master: Master = None, job: JobName = None
       evergrad status --master tcp://127.0.0.1:7000 --job 20250101-120000-ab12
     """
     job, master = _find(log_dir, master, job)
-    Console(highlight=False, markup=False, emoji=False).print(view.screen(ask_status(job, master), {}))
+    Console(highlight=False, markup=False, emoji=False).print(view.screen(ask_status(job, master), {}, is_stalled=True))
 
 
 def _find(log_dir: Path, master: str | None, job: str | None) -> tuple[str, str]:

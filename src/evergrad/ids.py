@@ -18,8 +18,10 @@ def hash_ids(strings: Iterable[str | bytes] | NDArray[Any]) -> NDArray[np.int64]
 
     Args:
         strings: a list or other iterable of `str` or `bytes`, or an array (or pandas column) of them of any shape.
+
     Returns:
         int64, of the shape of the array, or (n,) for a list.
+
     Raises:
         DataError: an element is not a string, or one bare string was given.
     Cost: about a microsecond a string.

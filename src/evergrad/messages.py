@@ -738,7 +738,8 @@ class Noted(Message, frozen=True):
 
 AnyMessage = (
     Join | Joined | Refused | Heartbeat | HeartbeatReply | Leave | Unknown | AskLeader | LeaderIs | Left | Exited
-    | Agree | Agreed | Ask | EpochIs | InitTask | SyncTask | AsyncTask | EvalTask | SaveTask | Over | TotalsAre | Ended | ReportMetrics | Restore
-    | Restored | Commit | Committed | Missing | Deposed | Shutdown | Pull | Pulled | Stale | Push | PushBatch | Pushed
-    | Where | Here | Export | Exported | CountRows | RowCounts | AskStatus | Status | StopJob | Noted
+    | Agree | Agreed | Ask | EpochIs | InitTask | SyncTask | AsyncTask | EvalTask | SaveTask | Over | TotalsAre
+    | Ended | ReportMetrics | Restore | Restored | Commit | Committed | Missing | Deposed | Shutdown | Pull | Pulled
+    | Stale | Push | PushBatch | Pushed | Where | Here | Export | Exported | CountRows | RowCounts | AskStatus
+    | Status | StopJob | Noted
 )  # fmt: skip

@@ -46,6 +46,7 @@ def auc(scores: Any, labels: Any) -> Partial:
     Args:
         scores: any finite or infinite numbers, logits or probabilities.
         labels: 0 or 1 each, as many as scores.
+
     Raises:
         DataError: a score is nan, a label is not 0 or 1, or their numbers differ.
     """

@@ -75,7 +75,8 @@ class Table(nn.Module):
         """Rows for these ids, and the number of the row of zeros that stands for `padding_idx`, if there is one."""
         if self.source is None:
             raise ConfigError(
-                f"table {self.table!r} has no rows yet; call job.optimizer(model, ...) or eg.load_model(model, path) first"
+                f"table {self.table!r} has no rows here: a job's rows are there inside its loops over batches and in"
+                " evaluate, those of a saved model after eg.load_model(model, path)"
             )
         if ids.dtype not in (torch.int64, torch.int32):
             raise ConfigError(

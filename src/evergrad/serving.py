@@ -23,6 +23,7 @@ def load_model(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
     Args:
         model: a fresh model of the class that was trained.
         path: a folder that `job.save_model` wrote.
+
     Raises:
         CheckpointError: the folder holds no complete model, or not one of this class; says what differs.
     Cost: the tables are held in memory, and sorted once: about 24 bytes a row besides the rows.

@@ -97,7 +97,7 @@ def test_status_shows_the_running_job_and_says_when_it_has_ended(
 ) -> None:
     done = evergrad("status", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "epoch 1/1  step 3/10" in done.stdout
+    assert "epoch 0 (of 1)  step 3/10" in done.stdout
     assert "standing in" in done.stdout
     running.send_signal(signal.SIGTERM)
     assert running.wait(30) == 143

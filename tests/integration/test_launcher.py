@@ -78,7 +78,7 @@ def test_a_job_that_ends_well_ends_with_status_0_and_a_summary(start: Start) -> 
     assert job.wait() == 0, job.text
     assert "trainer-0 | hello from trainer-0" in job.text
     assert "The job ended well." in job.text
-    assert "epoch 1: auc 0.7500" in job.text
+    assert "epoch 0: auc 0.7500" in job.text
     assert "counted: repeated 1" in job.text
 
 

@@ -42,11 +42,14 @@ def ending(status: int, failure: str | None = None, restarts: dict[str, int] | N
 
 def test_a_progress_line_has_epoch_step_rate_and_loss() -> None:
     line = view.progress_line(STATUS)
-    assert line == "epoch 1/3  step 7/20  51,234 samples/s  loss 0.6931  1 trainers"
+    assert line == "epoch 0 (of 3)  step 7/20  51,234 samples/s  loss 0.6931  1 trainers"
 
 
 def test_before_the_first_epoch_the_line_says_who_is_waited_for() -> None:
-    assert view.progress_line(but(epoch=-1, phase="starting", waiting_for="pserver 1")) == "starting: pserver 1"
+    assert (
+        view.progress_line(but(epoch=-1, phase="starting", waiting_for="pserver 1"))
+        == "starting: waiting for pserver 1"
+    )
 
 
 def test_a_process_that_comes_and_one_that_goes_are_each_said_once() -> None:
@@ -57,11 +60,26 @@ def test_a_process_that_comes_and_one_that_goes_are_each_said_once() -> None:
 
 def test_an_epoch_and_its_report_are_said_when_they_come() -> None:
     later = but(epoch=1, steps=20, reported={0: {"auc": 0.77}})
-    assert view.changes(STATUS, later) == ["epoch 1: auc 0.7700", "epoch 2/3 begins: 20 steps"]
+    assert view.changes(STATUS, later) == ["epoch 0: auc 0.7700", "epoch 1 (of 3) begins: 20 steps"]
 
 
-def test_who_is_waited_for_is_said_when_it_changes() -> None:
-    assert view.changes(STATUS, but(waiting_for="a trainer")) == ["waiting for a trainer"]
+def test_who_the_start_waits_for_is_said_when_it_changes() -> None:
+    forming = but(epoch=-1, waiting_for="pserver 0 to join")
+    assert view.changes(forming, but(epoch=-1, waiting_for="a trainer")) == ["waiting for a trainer"]
+    assert view.changes(STATUS, but(waiting_for="task 0 at trainer-0")) == []
+
+
+def test_who_is_waited_for_is_said_once_the_job_stands_still() -> None:
+    stall = view.Stall()
+    assert [stall.seen(STATUS, now_s) for now_s in (0.0, 1.9, 2.0)] == [False, False, True]
+    assert not stall.seen(but(version=8), 2.5)
+    waiting = but(waiting_for="task 0 at trainer-0")
+    assert "waiting" not in view.progress_line(waiting)
+    assert "waiting for task 0 at trainer-0" in view.progress_line(waiting, is_stalled=True)
+
+
+def test_that_all_leave_at_the_end_is_not_said() -> None:
+    assert view.changes(STATUS, but(ended=True, members=())) == []
 
 
 def test_the_first_status_introduces_everybody() -> None:

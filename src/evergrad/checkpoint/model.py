@@ -177,8 +177,10 @@ class _HashedFile:
 
 
 def _header(tensors: dict[str, tuple[str, list[int]]]) -> bytes:
-    """The head of a safetensors file whose tensors follow in this order; written here because the library can only
-    write tensors that are all in memory."""
+    """The head of a safetensors file whose tensors follow in this order.
+
+    Written here because the library can only write tensors that are all in memory.
+    """
     described, start = {}, 0
     for name, (dtype, shape) in tensors.items():
         size = {"I64": 8, "F32": 4}[dtype]

@@ -27,8 +27,10 @@ def epoch_order(
     Args:
         positions: shape (n,), each in [0, samples); duplicates allowed.
         shuffle: without it the order is that of the dataset, in every epoch.
+
     Returns:
         Shape (n,): sample ids in [0, samples), a fresh array.
+
     Raises:
         InvariantError: a position outside [0, samples).
     Cost: O(n) whatever `samples` is, about 0.1 microseconds a position and 0.1 milliseconds a call.

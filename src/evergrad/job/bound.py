@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from evergrad.errors import ConfigError
-from evergrad.job.dense import Group, NotFinite, Rules, groups_of
+from evergrad.job.dense import NotFinite, Rules, groups_of
 from evergrad.job.optimizer import JobOptimizer
 from evergrad.job.rows import BatchRows
 from evergrad.kernels.merge import all_finite

@@ -69,6 +69,7 @@ def init(update: Update | None = None, *, seed: int = 0, threads: int = 1) -> "J
         update: the update rule; `Sync()` if not given.
         seed: the job's seed, from which all its random numbers follow; `evergrad run --seed` goes before it.
         threads: how many threads torch computes with, the same however the job is started.
+
     Raises:
         ConfigError: an argument that makes no sense, or the job refuses this process.
     """
@@ -124,6 +125,7 @@ class Job:
             model: any torch model; its `eg.Embedding` and `eg.EmbeddingBag` modules are the tables.
             dense: the rule for parameters, or rules by pattern of parameter names (the first that fits counts).
             sparse: the rule for tables, or rules by table name or pattern.
+
         Raises:
             ConfigError: a parameter or table without a rule, or the other trainers have another model.
         """
@@ -171,6 +173,7 @@ class Job:
             dataset: a mapping of arrays, a dataset of `eg.data`, or a map-style torch dataset.
             batch_size: samples of a batch; the last ones of an epoch may have fewer.
             shuffle: whether each epoch has an order of its own.
+
         Raises:
             ConfigError: outside `job.epochs`, twice in one epoch, or the other trainers have other data.
             DataError: the data cannot be used.
@@ -244,6 +247,7 @@ class Job:
                 are added up. It runs with the model in `eval()` and without gradients.
             dataset: as for `batches`.
             batch_size: samples of a batch.
+
         Raises:
             ConfigError: called inside `batches`.
         """
@@ -294,7 +298,7 @@ class Job:
         self._session.driver.run(self._session.trainer.report(max(self._place, 0), numbers))
         if self._is_embedded:
             shown = "  ".join(f"{name} {value:.5g}" for name, value in numbers.items())
-            print(f"epoch {self._place}: {shown}", flush=True)
+            print(f"epoch {self._place}: {shown}", flush=True)  # noqa: T201  # showing is what it is for
 
     def is_leader(self) -> bool:
         """Whether this is the one trainer that at this moment does what only one should, as printing results."""
@@ -423,7 +427,7 @@ class Job:
     def _warn_if_no_step(self, batch: "_Batch") -> None:
         if not batch.has_stepped:
             self._warn(
-                "optimizer.step() was not called for a batch, which therefore trains nothing; is it missing in the loop?"
+                "optimizer.step() was not called for a batch, which so trains nothing; is it missing in the loop?"
             )
 
     def _warn(self, text: str) -> None:

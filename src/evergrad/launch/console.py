@@ -44,6 +44,7 @@ class PlainConsole:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._last: Status | None = None
+        self._stall = view.Stall()
         self._progress_at = 0.0
 
     def line(self, text: str) -> None:
@@ -54,8 +55,9 @@ class PlainConsole:
     def show(self, status: Status, restarts: Mapping[str, int], now: float) -> None:
         """Show what has changed, and progress if none was shown for a while."""
         lines = view.changes(self._last, status)
+        is_stalled = self._stall.seen(status, now)
         if not lines and now >= self._progress_at and not status.ended:
-            lines = [view.progress_line(status)]
+            lines = [view.progress_line(status, is_stalled)]
         if lines:
             self._progress_at = now + PROGRESS_EVERY_S
         self._last = status
@@ -72,6 +74,7 @@ class LiveConsole:
     def __init__(self) -> None:
         self._console = RichConsole(highlight=False, markup=False, emoji=False)
         self._live = Live(console=self._console, auto_refresh=False, transient=True, redirect_stdout=False)
+        self._stall = view.Stall()
         self._live.start()
 
     def line(self, text: str) -> None:
@@ -81,7 +84,7 @@ class LiveConsole:
 
     def show(self, status: Status, restarts: Mapping[str, int], now: float) -> None:
         """Bring the screen up to date."""
-        self._live.update(view.screen(status, restarts), refresh=True)
+        self._live.update(view.screen(status, restarts, self._stall.seen(status, now)), refresh=True)
 
     def close(self) -> None:
         """Take the screen away."""

@@ -11,6 +11,7 @@ from rich.text import Text
 from evergrad.messages import Status
 
 BAR_WIDTH = 40
+STALL_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,27 +25,44 @@ class Ending:
     folder: str
 
 
-def progress_line(status: Status) -> str:
+class Stall:
+    """Tells whether a job has stood still for a while, so that who is waited for is worth saying."""
+
+    def __init__(self) -> None:
+        self._place: tuple[str, int, int] | None = None
+        self._since_s = 0.0
+
+    def seen(self, status: Status, now_s: float) -> bool:
+        """Take a status; returns whether nothing has moved for `STALL_S` seconds."""
+        place = (status.phase, status.epoch, status.version)
+        if place != self._place:
+            self._place, self._since_s = place, now_s
+        return now_s - self._since_s >= STALL_S
+
+
+def progress_line(status: Status, is_stalled: bool = False) -> str:
     """One line: where the job is and how fast."""
     if status.epoch < 0:
-        return f"{status.phase}: {status.waiting_for}" if status.waiting_for else status.phase
+        return f"{status.phase}: waiting for {status.waiting_for}" if status.waiting_for else status.phase
     parts = [
-        f"epoch {status.epoch + 1}/{status.epochs}",
+        f"epoch {status.epoch} (of {status.epochs})",
         f"step {status.step}/{status.steps}",
         f"{status.samples_per_s:,.0f} samples/s",
         _numbers(status.live),
         f"{_trainers(status)} trainers",
-        status.waiting_for and f"waiting for {status.waiting_for}",
+        f"waiting for {status.waiting_for}" if is_stalled and status.waiting_for else "",
     ]
     return "  ".join(p for p in parts if p)
 
 
 def changes(old: Status | None, new: Status) -> list[str]:
-    """Lines for what has happened between two statuses: members, epochs, reports, and who is waited for."""
-    return [*_membership(old, new), *_reports(old, new), *_epoch(old, new), *_waiting(old, new)]
+    """Lines for what has happened between two statuses: reports, members, epochs, and who the start waits for."""
+    return [*_reports(old, new), *_membership(old, new), *_epoch(old, new), *_waiting(old, new)]
 
 
 def _membership(old: Status | None, new: Status) -> list[str]:
+    if new.ended:  # all are about to leave
+        return []
     before = {(m.name, m.pid) for m in old.members} if old else set()
     after = {(m.name, m.pid) for m in new.members}
     gone = [f"{name} (pid {pid}) is gone" for name, pid in sorted(before - after)]
@@ -54,7 +72,7 @@ def _membership(old: Status | None, new: Status) -> list[str]:
 def _reports(old: Status | None, new: Status) -> list[str]:
     known = old.reported if old else {}
     return [
-        f"epoch {epoch + 1}: {_numbers(metrics)}"
+        f"epoch {epoch}: {_numbers(metrics)}"
         for epoch, metrics in sorted(new.reported.items())
         if known.get(epoch) != metrics
     ]
@@ -63,23 +81,24 @@ def _reports(old: Status | None, new: Status) -> list[str]:
 def _epoch(old: Status | None, new: Status) -> list[str]:
     if new.epoch < 0 or (old and old.epoch == new.epoch):
         return []
-    return [f"epoch {new.epoch + 1}/{new.epochs} begins: {new.steps} steps"]
+    return [f"epoch {new.epoch} (of {new.epochs}) begins: {new.steps} steps"]
 
 
 def _waiting(old: Status | None, new: Status) -> list[str]:
-    if not new.waiting_for or (old and old.waiting_for == new.waiting_for):
+    if new.epoch >= 0 or not new.waiting_for or (old and old.waiting_for == new.waiting_for):
         return []
     return [f"waiting for {new.waiting_for}"]
 
 
-def screen(status: Status, restarts: Mapping[str, int]) -> RenderableType:
+def screen(status: Status, restarts: Mapping[str, int], is_stalled: bool = False) -> RenderableType:
     """The whole job on one screen."""
-    rows: list[RenderableType] = [_head(status)]
+    head = f"{status.job}  {progress_line(status, is_stalled)}"
+    rows: list[RenderableType] = [Text(head, style="bold")]
     if status.steps:
         rows.append(_bar(status))
     if status.reported:
         epoch, metrics = max(status.reported.items())
-        rows.append(Text(f"epoch {epoch + 1} reported {_numbers(metrics)}"))
+        rows.append(Text(f"epoch {epoch} reported {_numbers(metrics)}"))
     return Group(*rows, _members(status, restarts), *(Text(f"note: {n}") for n in status.notes))
 
 
@@ -89,10 +108,6 @@ def _bar(status: Status) -> Table:
         ProgressBar(total=status.steps, completed=status.step, width=BAR_WIDTH), Text(f"{status.step}/{status.steps}")
     )
     return row
-
-
-def _head(status: Status) -> Text:
-    return Text(f"{status.job}  {progress_line(status)}", style="bold")
 
 
 def _members(status: Status, restarts: Mapping[str, int]) -> Table:
@@ -136,7 +151,7 @@ def _totals(status: Status, wall_s: float) -> str:
 
 
 def _counted(status: Status) -> list[str]:
-    reports = [f"epoch {epoch + 1}: {_numbers(m)}" for epoch, m in sorted(status.reported.items())]
+    reports = [f"epoch {epoch}: {_numbers(m)}" for epoch, m in sorted(status.reported.items())]
     counters = ", ".join(f"{name} {n}" for name, n in sorted(status.counters.items()) if n)
     notes = [f"note: {n}" for n in status.notes]
     return reports + ([f"counted: {counters}"] if counters else []) + notes

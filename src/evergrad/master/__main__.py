@@ -4,7 +4,6 @@ import argparse
 import os
 from pathlib import Path
 
-from evergrad.errors import EvergradError
 from evergrad.master.master import Master
 from evergrad.messages import AnyMessage, AskStatus, Send
 from evergrad.wire.process import is_orphan, log_to_stderr, on_sigterm, run, serve, write_atomically
@@ -35,7 +34,7 @@ class Process:
         if self.master.is_over and self._leave_s is None:
             self._leave_s = now_s + LINGER_S
         gone = self.master.members.is_empty and (self._is_seen or "EVERGRAD_PARENT_PID" not in os.environ)
-        self._stopped = self._leave_s is not None and (gone or now_s > self._leave_s) or is_orphan()
+        self._stopped = (self._leave_s is not None and (gone or now_s > self._leave_s)) or is_orphan()
         return sends
 
     def is_over(self) -> bool:

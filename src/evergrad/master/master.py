@@ -70,13 +70,16 @@ from evergrad.messages import (
     TrainDone,
     Unknown,
     UpdateName,
-    Want,
     WantBatch,
     WantEnd,
     WantEpoch,
     WantSaved,
     WantTotals,
 )
+
+FIRST_TERM = Term(1)
+SLOW_S = 1.0
+"""What has taken longer is shown as waited for."""
 
 FromMember = Heartbeat | Leave | Agree | Ask | AskLeader | ReportMetrics
 
@@ -96,7 +99,7 @@ class Master:
     3. No step is handed out while an evaluation or a saving is open.
     """
 
-    def __init__(self, job: str, pservers: int, lease_s: float, term: Term = Term(1)) -> None:
+    def __init__(self, job: str, pservers: int, lease_s: float, term: Term = FIRST_TERM) -> None:
         self.is_over = False
         self.failure: str | None = None
         self.members = Members(lease_s)
@@ -194,7 +197,7 @@ class Master:
         if join.role is not Role.PSERVER:
             return None
         if join.place is None or join.address is None or not 0 <= join.place < self._places:
-            return f"there are pservers 0 to {self._places - 1} in this job, not {join.place}; start it with another --place"
+            return f"this job has pservers 0 to {self._places - 1}, not {join.place}; start it with another --place"
         if join.place in self.members.pservers():
             return f"pserver {join.place} is there already; start this one with another --place"
         return None
@@ -462,10 +465,8 @@ class Master:
 
     def _wait_or_refuse(self, request: Request, what: str, epoch: int, training: Training) -> Message | None:
         if epoch < training.number:
-            return Refused(
-                request,
-                f"{what}: this trainer calls it in epoch {epoch} where the others did not; run the same script everywhere",
-            )
+            reason = f"{what}: this trainer calls it in epoch {epoch} where the others did not"
+            return Refused(request, f"{reason}; run the same script everywhere")
         return None
 
     def _open_calls(self) -> list[Evaluation | Saving]:
@@ -540,14 +541,16 @@ class Master:
             return f"pserver {', '.join(missing)} of {self._places} to join"
         if not self.members.trainers():
             return "a trainer to join"
-        if self._pservers is not None and (places := self._pservers.waits_for()):
-            return f"pserver {places[0]} to acknowledge"
+        if self._pservers is not None and (places := self._pservers.waits_for(now_s - SLOW_S)):
+            return f"pserver {places[0]} to acknowledge what it was told"
         epoch = self._training.epoch if self._training is not None else None
-        if epoch is None or epoch.is_closed or not (pending := epoch.waits_for()):
+        pending = epoch.waits_for() if epoch is not None and not epoch.is_closed else {}
+        slow = {i: (member, since) for i, (member, since) in pending.items() if now_s - since > SLOW_S}
+        if not slow:
             return ""
-        index, (member, since) = min(pending.items(), key=lambda item: item[1][1])
+        index, (member, since) = min(slow.items(), key=lambda item: item[1][1])
         name = self.members[member].name if member in self.members else "nobody"
-        return f"task {index} at {name} for {now_s - since:.1f} s"
+        return f"task {index} at {name} for {now_s - since:.0f} s"
 
     def _doing(self, member: Member, what: str) -> None:
         self.members[member].doing = what

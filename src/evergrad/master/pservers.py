@@ -1,9 +1,12 @@
 """What the master has said to the pservers and not yet heard back: restores and the commit under way."""
 
+from math import inf
+
 from evergrad.messages import (
     Address,
     Commit,
     Committed,
+    Generation,
     Member,
     Message,
     Place,
@@ -13,7 +16,6 @@ from evergrad.messages import (
     Schema,
     Send,
     Term,
-    Generation,
 )
 
 RESEND_S = 0.5
@@ -29,7 +31,7 @@ class Pservers:
     def __init__(self, term: Term, generation: Generation, at: tuple[PserverAt, ...], schema: Schema) -> None:
         self.at = at
         self._open: dict[Address, Message] = {}
-        self._sent_s = 0.0
+        self._sent_s, self._told_s = -inf, inf
         self._tell({p.address: Restore(term, generation, p.member, p.place, len(at), schema, None) for p in at})
         self.are_restored = False
 
@@ -55,16 +57,17 @@ class Pservers:
         """What is to be sent (again) now."""
         if not self._open or now_s - self._sent_s < RESEND_S:
             return []
+        self._told_s = min(self._told_s, now_s)
         self._sent_s = now_s
         return [Send(address, message) for address, message in self._open.items()]
 
-    def waits_for(self) -> list[Place]:
-        """The places that have something to acknowledge."""
-        return [p.place for p in self.at if p.address in self._open]
+    def waits_for(self, since_s: float) -> list[Place]:
+        """The places that have had something to acknowledge since then."""
+        return [p.place for p in self.at if p.address in self._open and self._told_s <= since_s]
 
     def _tell(self, messages: dict[Address, Message]) -> None:
         self._open = messages
-        self._sent_s = float("-inf")
+        self._sent_s, self._told_s = -inf, inf
 
     def _address(self, place: Place, member: Member) -> Address | None:
         return next((p.address for p in self.at if (p.place, p.member) == (place, member)), None)

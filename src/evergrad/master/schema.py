@@ -45,5 +45,6 @@ def _groups(first: tuple[GroupSpec, ...], other: tuple[GroupSpec, ...]) -> str |
         if mine != its:
             return f"parameter {name!r} is {its.dtype} {list(its.shape)}, the job's {mine.dtype} {list(mine.shape)}"
         if (my_group.kind, my_group.rule) != (its_group.kind, its_group.rule):
-            return f"parameter {name!r} is {its_group.kind} with rule {its_group.rule}, the job's {my_group.kind} with {my_group.rule}"
+            ours_is, theirs_is = (f"{g.kind} with rule {g.rule}" for g in (my_group, its_group))
+            return f"parameter {name!r} is {theirs_is}, the job's {ours_is}"
     return None if first == other else "its parameters come in another order"

@@ -3,7 +3,7 @@
 import argparse
 import os
 
-from evergrad.errors import EvergradError, Fenced
+from evergrad.errors import Fenced
 from evergrad.kernels.warm import warm
 from evergrad.messages import Address, AnyMessage, Join, Member, Place, Request, Role, Send
 from evergrad.pserver.pserver import Pserver

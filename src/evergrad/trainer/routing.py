@@ -10,8 +10,10 @@ from evergrad.messages import Floats, Keys
 
 
 class Routed:
-    """Keys by place. The order of the keys themselves does not depend on the number of places, so that nothing the
-    trainer computes with them does."""
+    """Keys by place.
+
+    The order of the keys themselves does not depend on the number of places, so nothing computed with them does.
+    """
 
     def __init__(self, keys: Keys, of_place: list[NDArray[np.intp]] | None) -> None:
         self._keys = keys

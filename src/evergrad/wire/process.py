@@ -168,7 +168,7 @@ def run(name: str, main: Callable[[], int]) -> NoReturn:
     try:
         sys.exit(main())
     except EvergradError as error:
-        print(f"{name}: {error}", file=sys.stderr, flush=True)
+        sys.stderr.write(f"{name}: {error}\n")
         sys.exit(2 if isinstance(error, ConfigError) else 1)
 
 

@@ -1,7 +1,7 @@
 """ZeroMQ sockets: a `Network` over which a process asks others, a `Listener` that others can ask too.
 
-A process asks over one DEALER per peer; a role others ask listens on one ROUTER too. A message for a peer that is not there waits in a
-bounded queue and is dropped beyond it: whoever needs an answer sends again.
+A process asks over one DEALER per peer; a role others ask listens on one ROUTER too. A message for a peer that is not
+there waits in a bounded queue and is dropped beyond it: whoever needs an answer sends again.
 """
 
 import contextlib
