@@ -1,46 +1,36 @@
 """The master: takes messages and the time, returns what to send.
 
-It holds no parameter and no sample. What it decides is in the parts: `members` who is there, `training` which task
-comes next and when a step is complete, `calls` evaluations and saving, `pservers` what they still have to acknowledge.
-Here is who may ask for what, and when.
+It holds no parameter and no sample. What it decides is in the parts: `members` who is there, `script` what a trainer
+does next and when a step is complete, `pservers` what they still have to acknowledge. Here is who may say what.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
 
 from evergrad.errors import DataError
-from evergrad.master.calls import Call, Evaluation, Saving
-from evergrad.master.dispatch import AttemptNumbers, TaskPool
+from evergrad.master.dispatch import AttemptNumbers
 from evergrad.master.members import Members, MemberState
 from evergrad.master.progress import Progress
 from evergrad.master.pservers import Pservers
 from evergrad.master.schema import difference
-from evergrad.master.training import Now, Training
+from evergrad.master.script import SLOW_S, Decided, Script
+from evergrad.master.training import Now
 from evergrad.messages import (
-    INIT_STEP,
-    NEWEST,
     Agree,
     Agreed,
     AnyMessage,
     Ask,
     AskLeader,
     AskStatus,
-    Attempt,
     BreakDone,
     Commit,
     Committed,
-    DataSpec,
     Deposed,
     Done,
     Ended,
-    EpochIs,
-    EvalDone,
-    EvalTask,
     Exited,
     Generation,
     Heartbeat,
     HeartbeatReply,
-    InitTask,
     Join,
     Joined,
     LeaderIs,
@@ -50,7 +40,6 @@ from evergrad.messages import (
     Message,
     Missing,
     Noted,
-    Over,
     Place,
     PserverAt,
     Refused,
@@ -58,28 +47,18 @@ from evergrad.messages import (
     Request,
     Restored,
     Role,
-    SaveDone,
-    SaveTask,
     Schema,
     Send,
     Shutdown,
     Status,
     StopJob,
     Term,
-    TotalsAre,
     TrainDone,
     Unknown,
-    UpdateName,
-    WantBatch,
     WantEnd,
-    WantEpoch,
-    WantSaved,
-    WantTotals,
 )
 
 FIRST_TERM = Term(1)
-SLOW_S = 1.0
-"""What has taken longer is shown as waited for."""
 
 FromMember = Heartbeat | Leave | Agree | Ask | AskLeader | ReportMetrics
 
@@ -94,9 +73,8 @@ class Master:
         term: this master's term.
 
     Invariants:
-    1. A task of a step is handed out only when the commit of the step before is decided.
-    2. A member has one open request; asked again under the same id, it gets the same answer.
-    3. No step is handed out while an evaluation or a saving is open.
+    1. A member has one open request; asked again under the same id, it gets the same answer.
+    2. `failure` is set once, with `is_over`; from then on every request is answered with it.
     """
 
     def __init__(self, job: str, pservers: int, lease_s: float, term: Term = FIRST_TERM) -> None:
@@ -111,12 +89,7 @@ class Master:
         self._numbers = AttemptNumbers(term)
         self._schema: Schema | None = None
         self._pservers: Pservers | None = None
-        self._training: Training | None = None
-        self._initial = TaskPool([0], self._numbers, {})
-        self._epochs = 0
-        self._left_until = 0
-        self._evaluations: dict[Call, Evaluation] = {}
-        self._savings: dict[Call, Saving] = {}
+        self._script: Script | None = None
         self._leader: Member | None = None
         self._finished: set[Member] = set()
         self._waiting: dict[Member, tuple[str, Ask | Agree]] = {}
@@ -225,7 +198,7 @@ class Master:
                 return self._open_request(src, message, now_s)
 
     def _open_request(self, src: str, message: Ask | Agree, now_s: float) -> Message | None:
-        """Invariant 2. What is answered later waits; `_due` answers it."""
+        """Invariant 1. What is answered later waits; `_due` answers it."""
         answered = self._answered.get(message.member)
         if answered is not None and message.request <= _request_of(answered):
             self.counters["repeated requests"] += 1
@@ -272,13 +245,8 @@ class Master:
             self._end_if_finished()
 
     def _release(self, member: Member) -> None:
-        self._initial.release(member)
-        if self._training is not None and self._training.epoch is not None:
-            self._training.epoch.release(member)
-        for call in self._open_calls():
-            call.release(member)
-        if member in self.members:
-            self.members[member].doing = ""
+        if self._script is not None:
+            self._script.release(member)
 
     def _present(self) -> list[PserverAt]:
         pservers = sorted(self.members.pservers().items())
@@ -300,158 +268,46 @@ class Master:
                 return None
             self._generation = Generation(self._generation + 1)
             self._pservers = Pservers(self._term, self._generation, tuple(present), self._schema)
-            self._training = Training(self._schema.update, self._numbers)
+            self._script = Script(self._schema.update, self._numbers)
         if not self._pservers.are_restored:
             return None
         return Agreed(message.request, self._term, self._generation, self._pservers.at)
 
-    def _commit(self, step: int, chosen: Sequence[tuple[int, Attempt]]) -> None:
-        assert self._pservers is not None
-        self._pservers.commit(Commit(self._term, self._generation, step, tuple(chosen), None))
-
-    # -- what a trainer has done ---------------------------------------------------------------------------------------
+    # -- the script ----------------------------------------------------------------------------------------------------
 
     def _done(self, done: Done, now_s: float) -> str | None:
         """Take a report; returns why it is refused, or None. A report of an older generation is void."""
-        if isinstance(done, BreakDone):
-            self._break(done)
+        script = self._script
+        if script is None or (not isinstance(done, BreakDone) and done.generation != self._generation):
             return None
-        if done.generation != self._generation:
+        if isinstance(done, TrainDone):
+            samples, decided = script.initial_or_step(done, now_s)
+            if samples:
+                self._progress.trained(script.training.number, samples, done.metrics, now_s)
+            if decided is not None:
+                self._commit(decided)
             return None
-        match done:
-            case TrainDone():
-                self._train_done(done, now_s)
-            case EvalDone():
-                return self._eval_done(done)
-            case SaveDone():
-                for saving in self._savings.values():
-                    saving.finish(done.attempt, done.failure)
-        return None
-
-    def _train_done(self, done: TrainDone, now_s: float) -> None:
-        training = self._training
-        if training is None:
-            return
-        if self._initial.finish(done.attempt):
-            if done.contributed:
-                self._commit(INIT_STEP, [(0, done.attempt)])
-            else:
-                self._initial = TaskPool([0], self._numbers, {})
-            return
-        if (epoch := training.epoch) is None:
-            return
-        if samples := epoch.finish(done, now_s):
-            self._progress.trained(samples, done.metrics, now_s)
-        if (chosen := epoch.commit()) is not None:
-            self._commit(training.version, chosen)
-            training.version += 1
-
-    def _eval_done(self, done: EvalDone) -> str | None:
         try:
-            for evaluation in self._evaluations.values():
-                if not evaluation.is_done:
-                    evaluation.finish(done.attempt, done.totals)
+            script.take(done)
         except DataError as exc:
             self.end(str(exc))
             return str(exc)
         return None
 
-    def _break(self, done: BreakDone) -> None:
-        epoch = self._training.epoch if self._training is not None else None
-        if epoch is not None and epoch.number == done.epoch:
-            epoch.close()
-        self._left_until = max(self._left_until, done.left_until)
-
-    # -- what a trainer does next --------------------------------------------------------------------------------------
+    def _commit(self, decided: Decided) -> None:
+        assert self._pservers is not None
+        self._pservers.commit(Commit(self._term, self._generation, decided.step, decided.chosen, None))
 
     def _choose(self, ask: Ask, now_s: float) -> Message | None:
         """The answer to an ask, or None while there is none: it waits."""
         if self.is_over:
             return Ended(ask.request, self.failure)
-        training = self._training
-        if training is None:
+        if self._script is None:
             return Unknown(ask.request)
+        if isinstance(ask.want, WantEnd):
+            return self._finish(ask)
         now = Now(now_s, ask.request, self._term, self._generation)
-        match ask.want:
-            case WantEnd():
-                return self._finish(ask)
-            case WantEpoch():
-                return self._epoch(ask.request, ask.want, training)
-            case WantBatch() | WantTotals() | WantSaved():
-                if self._initial.done == 0:
-                    return self._initial_task(ask, now_s)
-                return self._work(ask, ask.want, training, now)
-
-    def _work(self, ask: Ask, want: WantBatch | WantTotals | WantSaved, training: Training, now: Now) -> Message | None:
-        match want:
-            case WantBatch():
-                return self._batch(ask, want, training, now)
-            case WantTotals():
-                return self._totals(ask, want, training, now)
-            case WantSaved():
-                return self._saved(ask, want, training, now)
-
-    def _epoch(self, request: Request, want: WantEpoch, training: Training) -> Message:
-        self._epochs = max(self._epochs, want.until)
-        epoch = max(want.after + 1, training.number)
-        is_left = want.until <= self._left_until
-        return EpochIs(request, epoch if epoch < want.until and not is_left else None)
-
-    def _initial_task(self, ask: Ask, now_s: float) -> Message | None:
-        handed = self._initial.hand_out(ask.member, now_s, None)
-        if handed is None:
-            return None
-        self._doing(ask.member, "initial values")
-        return InitTask(ask.request, self._term, self._generation, handed[1])
-
-    def _batch(self, ask: Ask, want: WantBatch, training: Training, now: Now) -> Message | None:
-        epoch = training.epoch
-        if epoch is None or want.epoch > epoch.number:
-            if not training.is_idle or self._open_calls():
-                return None
-            epoch = training.open(want.epoch, want.data)
-            self._progress.open_epoch(now.time_s)
-        if want.epoch < epoch.number:
-            return Over(ask.request)
-        if want.data != epoch.data:
-            return Refused(ask.request, _other_data("batches", epoch.data, want.data))
-        if epoch.is_closed:
-            return Over(ask.request)
-        task = epoch.hand_out(ask.member, now)
-        if task is not None:
-            self._doing(ask.member, f"epoch {epoch.number} step {epoch.step}")
-        return task
-
-    def _totals(self, ask: Ask, want: WantTotals, training: Training, now: Now) -> Message | None:
-        call = (want.epoch, want.ordinal)
-        if call not in self._evaluations:
-            if not self._may_open(want.epoch, training):
-                return self._wait_or_refuse(ask.request, "evaluate", want.epoch, training)
-            self._evaluations[call] = Evaluation(want.data, self._numbers)
-        evaluation = self._evaluations[call]
-        if want.data != evaluation.data:
-            return Refused(ask.request, _other_data("evaluate", evaluation.data, want.data))
-        if evaluation.is_done:
-            return TotalsAre(ask.request, evaluation.totals)
-        handed = evaluation.hand_out(ask.member, now.time_s)
-        if handed is None:
-            return None
-        self._doing(ask.member, f"evaluates after epoch {training.number}")
-        return EvalTask(ask.request, self._term, self._generation, handed[0], self._version(training), *handed[1:])
-
-    def _saved(self, ask: Ask, want: WantSaved, training: Training, now: Now) -> Message | None:
-        call = (want.epoch, want.ordinal)
-        if call not in self._savings:
-            if not self._may_open(want.epoch, training):
-                return self._wait_or_refuse(ask.request, "save_model", want.epoch, training)
-            self._savings[call] = Saving(want.path, self._numbers)
-        saving = self._savings[call]
-        if saving.is_done:
-            return Over(ask.request) if saving.failure is None else Refused(ask.request, saving.failure)
-        if not self._leads(ask.member) or (attempt := saving.hand_out(ask.member, now.time_s)) is None:
-            return None
-        self._doing(ask.member, f"saves {saving.path}")
-        return SaveTask(ask.request, self._term, self._generation, attempt, self._version(training))
+        return self._script.next(ask, ask.want, now, self._leads)
 
     def _leads(self, member: Member) -> bool:
         """Whether this trainer is the leader; where there is none it becomes it."""
@@ -459,29 +315,10 @@ class Master:
             self._leader = member
         return self._leader == member
 
-    def _may_open(self, epoch: int, training: Training) -> bool:
-        """Whether a call at this place in the script can begin: nothing is trained, nothing else is open."""
-        return training.is_idle and epoch >= training.number and not self._open_calls()
-
-    def _wait_or_refuse(self, request: Request, what: str, epoch: int, training: Training) -> Message | None:
-        if epoch < training.number:
-            reason = f"{what}: this trainer calls it in epoch {epoch} where the others did not"
-            return Refused(request, f"{reason}; run the same script everywhere")
-        return None
-
-    def _open_calls(self) -> list[Evaluation | Saving]:
-        calls: list[Evaluation | Saving] = [*self._evaluations.values(), *self._savings.values()]
-        return [call for call in calls if not call.is_done]
-
-    def _version(self, training: Training) -> int:
-        assert self._schema is not None
-        return training.version if self._schema.update.name is UpdateName.SYNC else NEWEST
-
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def _finish(self, ask: Ask) -> Message | None:
         self._finished.add(ask.member)
-        self._doing(ask.member, "finished")
         self._end_if_finished()
         return Ended(ask.request, self.failure) if self.is_over else None
 
@@ -499,7 +336,7 @@ class Master:
 
     def status(self, request: Request, now_s: float) -> Status:
         """How the job goes."""
-        training = self._training
+        training = self._script.training if self._script is not None else None
         epoch = training.epoch if training is not None else None
         return Status(
             request=request,
@@ -507,7 +344,7 @@ class Master:
             phase=self._phase(),
             waiting_for=self._waiting_for(now_s),
             epoch=training.number if training is not None else -1,
-            epochs=self._epochs,
+            epochs=self._script.epochs if self._script is not None else 0,
             step=epoch.step if epoch is not None else 0,
             steps=epoch.steps if epoch is not None else 0,
             version=training.version if training is not None else 0,
@@ -515,7 +352,7 @@ class Master:
             samples_per_s=self._progress.samples_per_s(now_s),
             live=self._progress.live(),
             reported=self._progress.reported,
-            members=self.members.status(now_s),
+            members=self.members.status(now_s, self._doing),
             counters=dict(self.counters),
             notes=tuple(self._progress.notes),
             ended=self.is_over,
@@ -529,7 +366,7 @@ class Master:
             return "forming"
         if self._pservers is None or not self._pservers.are_restored:
             return "restoring"
-        if self._training is not None and not self._training.is_idle:
+        if self._script is not None and not self._script.training.is_idle:
             return "training"
         return "between epochs"
 
@@ -543,29 +380,19 @@ class Master:
             return "a trainer to join"
         if self._pservers is not None and (places := self._pservers.waits_for(now_s - SLOW_S)):
             return f"pserver {places[0]} to acknowledge what it was told"
-        epoch = self._training.epoch if self._training is not None else None
-        pending = epoch.waits_for() if epoch is not None and not epoch.is_closed else {}
-        slow = {i: (member, since) for i, (member, since) in pending.items() if now_s - since > SLOW_S}
-        if not slow:
+        slow = self._script.slow_task(now_s) if self._script is not None else None
+        if slow is None:
             return ""
-        index, (member, since) = min(slow.items(), key=lambda item: item[1][1])
+        index, member, since_s = slow
         name = self.members[member].name if member in self.members else "nobody"
-        return f"task {index} at {name} for {now_s - since:.0f} s"
+        return f"task {index} at {name} for {since_s:.0f} s"
 
-    def _doing(self, member: Member, what: str) -> None:
-        self.members[member].doing = what
+    def _doing(self, member: Member) -> str:
+        if member in self._finished:
+            return "finished"
+        return self._script.doing.get(member, "") if self._script is not None else ""
 
 
 def _request_of(answer: Message) -> Request:
     request: Request = answer.request  # type: ignore[attr-defined]  # every answer has one
     return request
-
-
-def _other_data(what: str, first: DataSpec, other: DataSpec) -> str:
-    fields: list[tuple[str, Callable[[DataSpec], object]]] = [
-        ("samples", lambda d: d.samples),
-        ("batch size", lambda d: d.batch_size),
-        ("content", lambda d: d.fingerprint),
-    ]
-    differ = [f"{name} {of(first)} and {of(other)}" for name, of in fields if of(first) != of(other)]
-    return f"{what}: this trainer's data is not the other trainers' ({'; '.join(differ)}); give all the same"

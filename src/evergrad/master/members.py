@@ -1,5 +1,6 @@
 """Who takes part: joins, leases, goodbyes."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from evergrad.messages import Address, Member, MemberStatus, Place, Role
@@ -18,7 +19,6 @@ class MemberState:
     place: Place | None = None
     address: Address | None = None
     idle_s: float = 0.0
-    doing: str = ""
 
 
 @dataclass(slots=True)
@@ -69,10 +69,11 @@ class Members:
         """The member that is the process of this name and pid."""
         return next((m for m in self._members.values() if (m.name, m.pid) == (name, pid)), None)
 
-    def status(self, now: float) -> tuple[MemberStatus, ...]:
+    def status(self, now: float, doing: Callable[[Member], str]) -> tuple[MemberStatus, ...]:
         """All members as the status shows them."""
         return tuple(
-            MemberStatus(m.name, m.role, m.pid, max(0.0, now - m.seen_s), m.doing) for m in self._members.values()
+            MemberStatus(m.name, m.role, m.pid, max(0.0, now - m.seen_s), doing(m.member))
+            for m in self._members.values()
         )
 
     @property

@@ -21,17 +21,15 @@ class Progress:
         self.reported: dict[int, dict[str, float]] = {}
         self.notes: list[str] = []
         self._numerics: dict[Role, str] = {}
+        self._epoch = -1
         self._live: dict[str, Partial] = {}
         self._recent: deque[tuple[float, int]] = deque(maxlen=int(WINDOW_S * 10))
 
-    def open_epoch(self, now_s: float) -> None:
-        """Live metrics are those of the present epoch."""
-        self._live = {}
-        self._recent.append((now_s, 0))
-
-    def trained(self, samples: int, metrics: dict[str, Partial], now_s: float) -> None:
-        """A task was done."""
+    def trained(self, epoch: int, samples: int, metrics: dict[str, Partial], now_s: float) -> None:
+        """A task was done. Live metrics are those of the present epoch."""
         self.samples += samples
+        if epoch != self._epoch:
+            self._epoch, self._live = epoch, {}
         if self._recent and now_s - self._recent[-1][0] < 0.1:
             since, before = self._recent.pop()
             self._recent.append((since, before + samples))

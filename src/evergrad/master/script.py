@@ -1,0 +1,245 @@
+"""Where the trainers' common script is: what each may do next, and what of it is done.
+
+Every trainer runs the same script and says where it is in it; here is decided what it does there. The script's epochs,
+evaluations and savings come in one order for all, whoever joins or leaves.
+"""
+
+from collections.abc import Callable, Sequence
+
+from evergrad.master.calls import Call, Evaluation, Saving
+from evergrad.master.dispatch import AttemptNumbers, TaskPool
+from evergrad.master.training import Now, Training
+from evergrad.messages import (
+    INIT_STEP,
+    NEWEST,
+    Ask,
+    Attempt,
+    BreakDone,
+    DataSpec,
+    EpochIs,
+    EvalDone,
+    EvalTask,
+    InitTask,
+    Member,
+    Message,
+    Over,
+    Refused,
+    Request,
+    SaveDone,
+    SaveTask,
+    TotalsAre,
+    TrainDone,
+    UpdateName,
+    UpdateSpec,
+    WantBatch,
+    WantEpoch,
+    WantSaved,
+    WantTotals,
+)
+
+SLOW_S = 1.0
+"""A task pending for longer is shown as waited for."""
+
+
+class Decided:
+    """A commit that was decided: the step, and the pushes it is made of as (task, attempt)."""
+
+    def __init__(self, step: int, chosen: Sequence[tuple[int, Attempt]]) -> None:
+        self.step, self.chosen = step, tuple(chosen)
+
+
+class Script:
+    """One generation's script.
+
+    Args:
+        update: the job's update rule.
+        numbers: numbers attempts.
+
+    Invariants:
+    1. The initial values are committed before anything else is handed out.
+    2. A task of a step is handed out only when the commit of the step before is decided.
+    3. No step is handed out while an evaluation or a saving is open, and none of these opens inside an epoch.
+    """
+
+    def __init__(self, update: UpdateSpec, numbers: AttemptNumbers) -> None:
+        self.training = Training(update, numbers)
+        self.epochs = 0
+        self.doing: dict[Member, str] = {}
+        self._is_sync = update.name is UpdateName.SYNC
+        self._numbers = numbers
+        self._initial = TaskPool([0], numbers, {})
+        self._left_until = 0
+        self._evaluations: dict[Call, Evaluation] = {}
+        self._savings: dict[Call, Saving] = {}
+
+    # -- what is done --------------------------------------------------------------------------------------------------
+
+    def initial_or_step(self, done: TrainDone, now_s: float) -> tuple[int, Decided | None]:
+        """A task of training is reported done; returns the samples that count by it, and the commit it completes."""
+        if self._initial.finish(done.attempt):
+            if done.contributed:
+                return 0, Decided(INIT_STEP, [(0, done.attempt)])
+            self._initial = TaskPool([0], self._numbers, {})
+            return 0, None
+        training = self.training
+        if training.epoch is None:
+            return 0, None
+        samples = training.epoch.finish(done, now_s)
+        chosen = training.epoch.commit()
+        if chosen is None:
+            return samples, None
+        training.version += 1
+        return samples, Decided(training.version - 1, chosen)
+
+    def take(self, done: EvalDone | SaveDone | BreakDone) -> None:
+        """An evaluation, a saving or the leaving of a loop is reported.
+
+        Raises:
+            DataError: metrics of an evaluation do not add up.
+        """
+        match done:
+            case EvalDone():
+                for evaluation in self._evaluations.values():
+                    if not evaluation.is_done:
+                        evaluation.finish(done.attempt, done.totals)
+            case SaveDone():
+                for saving in self._savings.values():
+                    saving.finish(done.attempt, done.failure)
+            case BreakDone():
+                epoch = self.training.epoch
+                if epoch is not None and epoch.number == done.epoch:
+                    epoch.close()
+                self._left_until = max(self._left_until, done.left_until)
+
+    def release(self, member: Member) -> None:
+        """A member holds nothing any more."""
+        self.doing.pop(member, None)
+        self._initial.release(member)
+        if self.training.epoch is not None:
+            self.training.epoch.release(member)
+        for call in self._open_calls():
+            call.release(member)
+
+    # -- what is next --------------------------------------------------------------------------------------------------
+
+    def next(
+        self,
+        ask: Ask,
+        want: WantEpoch | WantBatch | WantTotals | WantSaved,
+        now: Now,
+        leads: Callable[[Member], bool],
+    ) -> Message | None:
+        """What a trainer at this place of the script does; None while there is nothing for it: it waits.
+
+        Args:
+            leads: whether a member is the leader, or becomes it.
+        """
+        if isinstance(want, WantEpoch):
+            return self._epoch(ask.request, want)
+        if self._initial.done == 0:
+            return self._initial_task(ask, now)
+        match want:
+            case WantBatch():
+                return self._batch(ask, want, now)
+            case WantTotals():
+                return self._totals(ask, want, now)
+            case WantSaved():
+                return self._saved(ask, want, now, leads)
+
+    def _epoch(self, request: Request, want: WantEpoch) -> Message:
+        self.epochs = max(self.epochs, want.until)
+        epoch = max(want.after + 1, self.training.number)
+        is_left = want.until <= self._left_until
+        return EpochIs(request, epoch if epoch < want.until and not is_left else None)
+
+    def _initial_task(self, ask: Ask, now: Now) -> Message | None:
+        handed = self._initial.hand_out(ask.member, now.time_s, None)
+        if handed is None:
+            return None
+        self.doing[ask.member] = "initial values"
+        return InitTask(ask.request, now.term, now.generation, handed[1])
+
+    def _batch(self, ask: Ask, want: WantBatch, now: Now) -> Message | None:
+        epoch = self.training.epoch
+        if epoch is None or want.epoch > epoch.number:
+            if not self.training.is_idle or self._open_calls():
+                return None
+            epoch = self.training.open(want.epoch, want.data)
+        if want.epoch < epoch.number:
+            return Over(ask.request)
+        if want.data != epoch.data:
+            return Refused(ask.request, _other_data("batches", epoch.data, want.data))
+        task = epoch.hand_out(ask.member, now)
+        if task is not None:
+            self.doing[ask.member] = f"epoch {epoch.number} step {epoch.step}"
+            return task
+        return Over(ask.request) if epoch.is_closed else None
+
+    def _totals(self, ask: Ask, want: WantTotals, now: Now) -> Message | None:
+        call = (want.epoch, want.ordinal)
+        if call not in self._evaluations:
+            if not self._may_open(want.epoch):
+                return self._wait_or_refuse(ask.request, "evaluate", want.epoch)
+            self._evaluations[call] = Evaluation(want.data, self._numbers)
+        evaluation = self._evaluations[call]
+        if want.data != evaluation.data:
+            return Refused(ask.request, _other_data("evaluate", evaluation.data, want.data))
+        if evaluation.is_done:
+            return TotalsAre(ask.request, evaluation.totals)
+        handed = evaluation.hand_out(ask.member, now.time_s)
+        if handed is None:
+            return None
+        self.doing[ask.member] = f"evaluates after epoch {self.training.number}"
+        return EvalTask(ask.request, now.term, now.generation, handed[0], self._version(), *handed[1:])
+
+    def _saved(self, ask: Ask, want: WantSaved, now: Now, leads: Callable[[Member], bool]) -> Message | None:
+        call = (want.epoch, want.ordinal)
+        if call not in self._savings:
+            if not self._may_open(want.epoch):
+                return self._wait_or_refuse(ask.request, "save_model", want.epoch)
+            self._savings[call] = Saving(want.path, self._numbers)
+        saving = self._savings[call]
+        if saving.is_done:
+            return Over(ask.request) if saving.failure is None else Refused(ask.request, saving.failure)
+        if not leads(ask.member) or (attempt := saving.hand_out(ask.member, now.time_s)) is None:
+            return None
+        self.doing[ask.member] = f"saves {saving.path}"
+        return SaveTask(ask.request, now.term, now.generation, attempt, self._version())
+
+    def _may_open(self, epoch: int) -> bool:
+        """Whether a call at this place of the script can begin: nothing is trained, nothing else is open."""
+        return self.training.is_idle and epoch >= self.training.number and not self._open_calls()
+
+    def _wait_or_refuse(self, request: Request, what: str, epoch: int) -> Message | None:
+        if epoch >= self.training.number:
+            return None
+        reason = f"{what}: this trainer calls it in epoch {epoch} where the others did not"
+        return Refused(request, f"{reason}; run the same script everywhere")
+
+    def _open_calls(self) -> list[Evaluation | Saving]:
+        calls: list[Evaluation | Saving] = [*self._evaluations.values(), *self._savings.values()]
+        return [call for call in calls if not call.is_done]
+
+    def _version(self) -> int:
+        return self.training.version if self._is_sync else NEWEST
+
+    # -- status --------------------------------------------------------------------------------------------------------
+
+    def slow_task(self, now_s: float) -> tuple[int, Member, float] | None:
+        """The task of training pending longest, who holds it and for how long, if that is long."""
+        epoch = self.training.epoch
+        pending = epoch.waits_for() if epoch is not None and not epoch.is_closed else {}
+        if not pending:
+            return None
+        index, (member, since_s) = min(pending.items(), key=lambda item: item[1][1])
+        return (index, member, now_s - since_s) if now_s - since_s > SLOW_S else None
+
+
+def _other_data(what: str, first: DataSpec, other: DataSpec) -> str:
+    fields: list[tuple[str, Callable[[DataSpec], object]]] = [
+        ("samples", lambda d: d.samples),
+        ("batch size", lambda d: d.batch_size),
+        ("content", lambda d: d.fingerprint),
+    ]
+    differ = [f"{name} {of(first)} and {of(other)}" for name, of in fields if of(first) != of(other)]
+    return f"{what}: this trainer's data is not the other trainers' ({'; '.join(differ)}); give all the same"
