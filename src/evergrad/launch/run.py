@@ -26,7 +26,7 @@ WARM_WITHIN_S = 600.0
 MASTER_WITHIN_S = 60.0
 CONFIRM_WITHIN_S = 15.0
 ENDING_WITHIN_S = 30.0
-ORPHANED_WITHIN_S = 2.0
+ORPHANED_WITHIN_S = 5.0
 """How long the others may take to leave by themselves when the master is gone."""
 LEAVING_WITHIN_S = 10.0
 STOPPING_WITHIN_S = 10.0
@@ -228,7 +228,7 @@ class Launcher:
             self._link.tell(lambda request: Exited(request, command.name, process.pid))
         if self._phase in (Phase.STARTING, Phase.RUNNING):
             self._act(process, status, now)
-        elif command.role is Role.MASTER and self._phase is Phase.STOPPING:
+        elif command.role is Role.MASTER and self._phase in (Phase.STOPPING, Phase.ENDING):
             self._deadline = min(self._deadline, now + ORPHANED_WITHIN_S)
 
     def _act(self, process: Process, status: int, now: float) -> None:
@@ -260,7 +260,7 @@ class Launcher:
             return None
         if code == decide.MISTAKE:
             return _last_words(command.log) or f"{command.name} refused to start; see {command.log}"
-        what = reason or "reports that the job failed"
+        what = reason or f"failed ({_last_words(command.log) or 'without a word'})"
         return f"{command.name} (pid {process.pid}) {what}; see {command.log}"
 
     def _start_due(self, now: float) -> None:
@@ -288,7 +288,7 @@ class Launcher:
         if "master" in self._processes and self._link:
             self._stop_master(reason, now)
         else:
-            self._enter(Phase.ENDING, now + (ENDING_WITHIN_S if code == 0 else ORPHANED_WITHIN_S))
+            self._enter(Phase.ENDING, now + ORPHANED_WITHIN_S)
 
     def _stop_master(self, failure: str | None, now: float) -> None:
         if self._link:
@@ -302,7 +302,8 @@ class Launcher:
                 process.kill()
             self._stop_master(None, now)
         elif self._phase in (Phase.STOPPING, Phase.ENDING) and now >= self._deadline:
-            for process in self._processes.values():
+            for name, process in self._processes.items():
+                self._console.line(f"{name} (pid {process.pid}) has not left by itself and is asked to")
                 process.terminate()
             self._enter(Phase.TERMINATING, now + TERMINATING_WITHIN_S)
         elif self._phase is Phase.KILLING or (self._phase is Phase.TERMINATING and now >= self._deadline):

@@ -1,0 +1,31 @@
+"""What the tests of whole jobs share: the models that they must all end with."""
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+from jobs import TRAIN, digests, python
+
+Alone = Callable[[int], dict[str, str]]
+
+
+@pytest.fixture(scope="session")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Alone:
+    """The digests of the model that `python train.py --seed N` saves: the reference for every job."""
+
+    @cache
+    def train(seed: int) -> dict[str, str]:
+        folder = tmp_path_factory.mktemp("alone")
+        model = folder / "model"
+        done = python(TRAIN, "--out", model, "--seed", seed, cwd=folder)
+        assert done.returncode == 0, done.stderr
+        return digests(model)
+
+    return train
+
+
+@pytest.fixture
+def go(tmp_path: Path) -> Path:
+    """A file that a script can be told to wait for."""
+    return tmp_path / "go"
