@@ -1,0 +1,92 @@
+"""The model, as all roles know it."""
+
+from enum import StrEnum
+
+import msgspec
+
+from evergrad.init_rows import Initializer
+from evergrad.optim import RuleSpec
+
+
+class TableSpec(msgspec.Struct, frozen=True):
+    """One embedding table. `unseen_zero`: in evaluation a key without a row reads zeros, not its initial value."""
+
+    name: str
+    dim: int
+    rule: RuleSpec
+    initializer: Initializer
+    unseen_zero: bool = True
+
+
+class GroupKind(StrEnum):
+    """What a dense group's values are, and so what a push of it means."""
+
+    TRAINED = "trained"
+    """float32 parameters with a rule; a push holds gradients."""
+    FROZEN = "frozen"
+    """float32 parameters without gradient; set by the initial step only."""
+    AVERAGED = "averaged"
+    """float32 buffers; a push holds new values, the step keeps their mean over samples."""
+    LOWEST = "lowest"
+    """int64 buffers; a push holds new values, the step keeps those of its lowest task."""
+
+
+class ParameterSpec(msgspec.Struct, frozen=True):
+    """A parameter or buffer inside a dense group; `dtype` is torch's name of its type in the model."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        size = 1
+        for n in self.shape:
+            size *= n
+        return size
+
+
+class GroupSpec(msgspec.Struct, frozen=True):
+    """Dense parameters or buffers kept as one flat array, in the order listed; `rule` for TRAINED only."""
+
+    kind: GroupKind
+    rule: RuleSpec | None
+    parameters: tuple[ParameterSpec, ...]
+
+    @property
+    def size(self) -> int:
+        """Number of elements of the flat array."""
+        return sum(p.size for p in self.parameters)
+
+
+class UpdateName(StrEnum):
+    """The update rules of a job."""
+
+    SYNC = "sync"
+    ASYNC = "async"
+
+
+class UpdateSpec(msgspec.Struct, frozen=True):
+    """How the pservers update: for `sync` the tasks of a step, for `async` the batches of a task."""
+
+    name: UpdateName
+    batches: int
+    backup_after_s: float | None = None
+
+
+class Schema(msgspec.Struct, frozen=True):
+    """What all trainers of a job must agree on."""
+
+    seed: int
+    update: UpdateSpec
+    tables: tuple[TableSpec, ...]
+    groups: tuple[GroupSpec, ...]
+
+
+class DataSpec(msgspec.Struct, frozen=True):
+    """A dataset as the master knows it."""
+
+    samples: int
+    fingerprint: str
+    batch_size: int

@@ -1,0 +1,228 @@
+"""Parameters: what the master tells the pservers, and what trainers pull and push."""
+
+from enum import StrEnum
+
+import msgspec
+
+from evergrad.messages.model import Schema
+from evergrad.messages.types import (
+    AnyArray,
+    Attempt,
+    Flags,
+    Floats,
+    Generation,
+    Keys,
+    Member,
+    Message,
+    Place,
+    Request,
+    Term,
+)
+
+
+class Restore(Message, frozen=True):
+    """Hold this model from now on, as the pserver of `place` of `places`; `checkpoint` None: from nothing."""
+
+    term: Term
+    generation: Generation
+    member: Member
+    place: Place
+    places: int
+    schema: Schema
+    checkpoint: int | None
+
+
+class Restored(Message, frozen=True):
+    """A pserver holds a generation's model at `version`."""
+
+    term: Term
+    generation: Generation
+    place: Place
+    member: Member
+    version: int
+
+
+class Commit(Message, frozen=True):
+    """Apply the pushes of `step` that `chosen` lists as (task, attempt), in task order."""
+
+    term: Term
+    generation: Generation
+    step: int
+    chosen: tuple[tuple[int, Attempt], ...]
+    serial: int | None
+
+
+class Committed(Message, frozen=True):
+    """The step is applied (now or before)."""
+
+    term: Term
+    generation: Generation
+    place: Place
+    step: int
+
+
+class Missing(Message, frozen=True):
+    """The commit names a push this pserver does not hold; nothing was applied."""
+
+    term: Term
+    generation: Generation
+    place: Place
+    step: int
+
+
+class Deposed(Message, frozen=True):
+    """A master of a higher term exists."""
+
+    term: Term
+
+
+class Shutdown(Message, frozen=True):
+    """The job is over; leave."""
+
+    term: Term
+
+
+class TableKeys(msgspec.Struct, frozen=True):
+    """Keys to read from a table: shape (n,), all owned by the pserver asked, duplicates allowed."""
+
+    table: int
+    keys: Keys
+
+
+class Pull(Message, frozen=True):
+    """Read rows and dense groups at exactly `version`, or at whatever there is (`NEWEST`). Changes nothing."""
+
+    request: Request
+    generation: Generation
+    version: int
+    evaluating: bool
+    tables: tuple[TableKeys, ...]
+    groups: tuple[int, ...]
+
+
+class Pulled(Message, frozen=True):
+    """Rows, shape (n, dim) for each table asked, and this pserver's span of each group asked."""
+
+    request: Request
+    version: int
+    rows: tuple[Floats, ...]
+    groups: tuple[AnyArray, ...]
+
+
+class Stale(Message, frozen=True):
+    """The generation or step of the request has passed: what it belongs to counts no more."""
+
+    request: Request
+    generation: Generation
+    version: int
+
+
+class TableGrads(msgspec.Struct, frozen=True):
+    """Gradients of a table's rows: one row (n, dim) for each of the n different keys this pserver owns.
+
+    A table that a task touched is named to every pserver, with no keys where it owns none of them, so that all count
+    the same number of updates.
+    """
+
+    table: int
+    lr: float
+    keys: Keys
+    grads: Floats
+
+
+class GroupGrads(msgspec.Struct, frozen=True):
+    """This pserver's span of a group's gradients or new buffer values; `present[i]`: parameter i has one."""
+
+    group: int
+    lr: float
+    values: AnyArray
+    present: Flags
+
+
+class Push(Message, frozen=True):
+    """What one attempt of one task of a step contributes; held until the step's commit."""
+
+    request: Request
+    generation: Generation
+    step: int
+    task: int
+    attempt: Attempt
+    samples: int
+    tables: tuple[TableGrads, ...]
+    groups: tuple[GroupGrads, ...]
+
+
+class PushBatch(Message, frozen=True):
+    """What one batch of an asynchronous task contributes; applied when it is the task's next."""
+
+    request: Request
+    generation: Generation
+    epoch: int
+    task: int
+    batch: int
+    tables: tuple[TableGrads, ...]
+    groups: tuple[GroupGrads, ...]
+
+
+class Pushed(Message, frozen=True):
+    """The push is held (`Push`), or has been applied, now or before (`PushBatch`)."""
+
+    request: Request
+
+
+class Where(Message, frozen=True):
+    """How many batches of an asynchronous task have you applied?"""
+
+    request: Request
+    generation: Generation
+    epoch: int
+    task: int
+
+
+class Here(Message, frozen=True):
+    """So many batches of that task."""
+
+    request: Request
+    batches: int
+
+
+class ExportPart(StrEnum):
+    """What of a table to export."""
+
+    KEYS = "keys"
+    VALUES = "values"
+
+
+class Export(Message, frozen=True):
+    """Read a table's keys or values sorted by (slot, key), from the `slot`-th slot on, about `limit` bytes of them."""
+
+    request: Request
+    generation: Generation
+    version: int
+    table: int
+    part: ExportPart
+    slot: int
+    limit: int
+
+
+class Exported(Message, frozen=True):
+    """The next piece of a table, and the slot to go on with (None: that was all)."""
+
+    request: Request
+    part: AnyArray
+    next_slot: int | None
+
+
+class CountRows(Message, frozen=True):
+    """How many rows has each table here?"""
+
+    request: Request
+    generation: Generation
+    version: int
+
+
+class RowCounts(Message, frozen=True):
+    """Rows of each table, in the schema's order."""
+
+    request: Request
+    counts: tuple[int, ...]

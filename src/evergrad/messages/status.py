@@ -1,0 +1,62 @@
+"""How the job goes, and who asks."""
+
+import msgspec
+
+from evergrad.messages.types import Message, Request, Role
+
+
+class AskStatus(Message, frozen=True):
+    """Anybody of the job asks how it goes."""
+
+    request: Request
+
+
+class MemberStatus(msgspec.Struct, frozen=True):
+    """A member as the master sees it; `doing` is a few words."""
+
+    name: str
+    role: Role
+    pid: int
+    silent_s: float
+    doing: str
+
+
+class Status(Message, frozen=True):
+    """How the job goes. `waiting_for` says who is waited for and why, or is empty.
+
+    `epoch` is the one under way (-1 before the first), `step`/`steps` count inside it (batches in `async`);
+    `samples` counts samples trained since the start; `live` holds the means of what the script reported inside the
+    epoch (its loss), `reported` the last metrics by epoch; `counters` count what was refused or repeated.
+    """
+
+    request: Request
+    job: str
+    phase: str
+    waiting_for: str
+    epoch: int
+    epochs: int
+    step: int
+    steps: int
+    version: int
+    samples: int
+    samples_per_s: float
+    live: dict[str, float]
+    reported: dict[int, dict[str, float]]
+    members: tuple[MemberStatus, ...]
+    counters: dict[str, int]
+    notes: tuple[str, ...]
+    ended: bool
+    failure: str | None
+
+
+class StopJob(Message, frozen=True):
+    """The launcher asks the master to end the job, with this failure or without one."""
+
+    request: Request
+    failure: str | None
+
+
+class Noted(Message, frozen=True):
+    """A message that needs no other answer has been dealt with."""
+
+    request: Request

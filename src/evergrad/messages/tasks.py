@@ -1,0 +1,220 @@
+"""Trainer to master: where its script is, what is done, what to do next."""
+
+import msgspec
+
+from evergrad.messages.model import DataSpec, Schema
+from evergrad.messages.types import Address, Attempt, Generation, Member, Message, Numbers, Place, Request, Term
+
+
+class Agree(Message, frozen=True):
+    """A trainer names the model it trains. Answered when all pservers hold it, or with what differs."""
+
+    request: Request
+    member: Member
+    schema: Schema
+
+
+class PserverAt(msgspec.Struct, frozen=True):
+    """Which process holds a place, and where it listens."""
+
+    place: Place
+    member: Member
+    address: Address
+
+
+class Agreed(Message, frozen=True):
+    """The model is known; these are the pservers, by place."""
+
+    request: Request
+    term: Term
+    generation: Generation
+    pservers: tuple[PserverAt, ...]
+
+
+class WantEpoch(msgspec.Struct, frozen=True, tag=True):
+    """Position in the script: at the head of a loop over epochs up to, not including, `until`; `after` was the last."""
+
+    after: int
+    until: int
+
+
+class WantBatch(msgspec.Struct, frozen=True, tag=True):
+    """Position in the script: inside `batches` of an epoch."""
+
+    epoch: int
+    data: DataSpec
+
+
+class WantTotals(msgspec.Struct, frozen=True, tag=True):
+    """Position in the script: inside the `ordinal`-th `evaluate` of an epoch."""
+
+    epoch: int
+    ordinal: int
+    data: DataSpec
+
+
+class WantSaved(msgspec.Struct, frozen=True, tag=True):
+    """Position in the script: inside the `ordinal`-th `save_model` of an epoch."""
+
+    epoch: int
+    ordinal: int
+    path: str
+
+
+class WantEnd(msgspec.Struct, frozen=True, tag=True):
+    """Position in the script: past its end."""
+
+
+Want = WantEpoch | WantBatch | WantTotals | WantSaved | WantEnd
+
+
+class Partial(msgspec.Struct, frozen=True):
+    """A metric of some samples that adds up with those of others; see `metrics.py`."""
+
+    kind: str
+    values: Numbers
+
+
+class TrainDone(msgspec.Struct, frozen=True, tag=True):
+    """A task was computed; `contributed` tells whether every pserver holds its push. `metrics` are for show."""
+
+    generation: Generation
+    attempt: Attempt
+    contributed: bool
+    metrics: dict[str, Partial]
+
+
+class EvalDone(msgspec.Struct, frozen=True, tag=True):
+    """An evaluation task was computed."""
+
+    generation: Generation
+    attempt: Attempt
+    totals: dict[str, Partial]
+
+
+class SaveDone(msgspec.Struct, frozen=True, tag=True):
+    """The leader has the model saved, or could not (`failure`)."""
+
+    generation: Generation
+    attempt: Attempt
+    failure: str | None = None
+
+
+class BreakDone(msgspec.Struct, frozen=True, tag=True):
+    """The script left the `batches` of an epoch, which ends for all; and loops over epochs up to `left_until`."""
+
+    epoch: int
+    left_until: int
+
+
+Done = TrainDone | EvalDone | SaveDone | BreakDone
+
+
+class Ask(Message, frozen=True):
+    """A trainer says what it has done and where its script is; the answer says what to do. At most one is open."""
+
+    request: Request
+    member: Member
+    want: Want
+    done: Done | None
+
+
+class EpochIs(Message, frozen=True):
+    """The epoch the script goes on with, or None: there are no more."""
+
+    request: Request
+    epoch: int | None
+
+
+class InitTask(Message, frozen=True):
+    """Hand in the initial dense values: the one task of step -1."""
+
+    request: Request
+    term: Term
+    generation: Generation
+    attempt: Attempt
+
+
+class SyncTask(Message, frozen=True):
+    """One batch of step `step`: positions [start, stop) of the epoch order. `index` is its number in the step."""
+
+    request: Request
+    term: Term
+    generation: Generation
+    attempt: Attempt
+    epoch: int
+    step: int
+    index: int
+    start: int
+    stop: int
+
+
+class AsyncTask(Message, frozen=True):
+    """Several batches: positions [start, stop) of the epoch order, `batch_size` at a time.
+
+    `first` is the number, counted over all epochs, of the task's first batch: learning rates depend on it.
+    """
+
+    request: Request
+    term: Term
+    generation: Generation
+    attempt: Attempt
+    epoch: int
+    task: int
+    start: int
+    stop: int
+    first: int
+
+
+class EvalTask(Message, frozen=True):
+    """Samples [start, stop) of an evaluation dataset, with the parameters of `version`."""
+
+    request: Request
+    term: Term
+    generation: Generation
+    attempt: Attempt
+    version: int
+    start: int
+    stop: int
+
+
+class SaveTask(Message, frozen=True):
+    """The asker is the leader: save the model of `version`."""
+
+    request: Request
+    term: Term
+    generation: Generation
+    attempt: Attempt
+    version: int
+
+
+class Over(Message, frozen=True):
+    """What was asked for is done: the epoch's batches, or a model saved."""
+
+    request: Request
+
+
+class TotalsAre(Message, frozen=True):
+    """The totals of an evaluation, the same for every trainer."""
+
+    request: Request
+    totals: dict[str, Partial]
+
+
+class Ended(Message, frozen=True):
+    """The job is over; `failure` says why if it failed. `request` is 0 when nobody asked."""
+
+    request: Request
+    failure: str | None
+
+
+TaskMessage = InitTask | SyncTask | AsyncTask | EvalTask | SaveTask
+
+
+class ReportMetrics(Message, frozen=True):
+    """Metrics the script reported for an epoch; shown by the launcher."""
+
+    request: Request
+    member: Member
+    epoch: int
+    metrics: dict[str, float]
