@@ -1,7 +1,6 @@
 """A torch model bound to a job: its tables and dense groups, and what one batch does with them."""
 
 from collections.abc import Callable, Mapping, Sequence
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,7 +9,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from evergrad.errors import ConfigError
-from evergrad.job.dense import NotFinite, Rules, groups_of
+from evergrad.job.dense import NotFinite, Rules, check_rules, fits, groups_of
 from evergrad.job.optimizer import JobOptimizer
 from evergrad.job.rows import BatchRows
 from evergrad.kernels.merge import all_finite
@@ -39,12 +38,18 @@ class BoundModel:
     """
 
     def __init__(self, session: Session, model: nn.Module, dense: Rules | None, sparse: Rules | None) -> None:
+        if not isinstance(model, nn.Module):
+            raise ConfigError(f"job.optimizer wants the model itself, a torch module, not a {type(model).__name__}")
+        check_rules("dense", dense)
+        check_rules("sparse", sparse)
         self.model = model
         self.groups = groups_of(model, dense)
         self._session = session
         self._modules = [m for m in model.modules() if isinstance(m, Table)]
         self._rules = _table_rules(self._modules, sparse)
         self.tables = _table_specs(self._modules, self._rules)
+        if not self.tables and not any(group.kind is GroupKind.TRAINED for group in self.groups):
+            raise ConfigError("the model has nothing to train: no table, and no parameter that requires a gradient")
         self._numbers = {spec.name: number for number, spec in enumerate(self.tables)}
         self._held: Version | None = None
         self._values: dict[int, AnyArray] = {}
@@ -55,7 +60,7 @@ class BoundModel:
         return [(spec.name, self._rules[spec.name]) for spec in self.tables]
 
     def open(self, at: Version, batch: Any, training: bool) -> None:
-        """Pull what a batch needs and put it into the model.
+        """Pull what a batch needs and put it into the model. No gradient is left from another batch.
 
         Raises:
             Void: the version has passed.
@@ -65,6 +70,9 @@ class BoundModel:
         self._rows = rows
         for module in self._modules:
             module.source = rows
+        if training:
+            for group in self.groups:
+                group.zero_grad()
 
     def close(self) -> None:
         """The batch is done: its rows are let go."""
@@ -158,11 +166,11 @@ def _table_rules(modules: Sequence[Table], rules: Rules | None) -> dict[str, Rul
         )
     patterns = dict(rules) if isinstance(rules, Mapping) else {"*": rules} if rules is not None else {}
     names = {m.table: None for m in modules}
-    found = {name: next((p for p in patterns if fnmatchcase(name, p)), None) for name in names}
+    found = {name: next((p for p in patterns if fits(name, p)), None) for name in names}
     for name, pattern in found.items():
         if pattern is None:
             raise ConfigError(f"table {name!r} fits no name or pattern of sparse=; add one for it, or '*' at the end")
-    unknown = [p for p in patterns if isinstance(rules, Mapping) and not any(fnmatchcase(name, p) for name in names)]
+    unknown = [p for p in patterns if isinstance(rules, Mapping) and not any(fits(name, p) for name in names)]
     if unknown:
         raise ConfigError(f"sparse= has a rule for {unknown[0]!r}; the model's tables are {', '.join(names) or 'none'}")
     return {name: patterns[pattern] for name, pattern in found.items() if pattern is not None}

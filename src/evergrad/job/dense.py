@@ -42,16 +42,24 @@ class Group:
         Raises:
             NotFinite: one has NaN or infinity.
         """
-        grads = [t.grad for t in self.tensors]
-        return self._flat([g if g is None or not g.is_sparse else g.to_dense() for g in grads], check=True)[:], _flags(
-            grads
-        )
+        grads = [g.to_dense() if g is not None and g.is_sparse else g for g in (t.grad for t in self.tensors)]
+        return self._flat(grads, check=True), _flags(grads)
+
+    def zero_grad(self) -> None:
+        """Forget the gradients."""
+        for tensor in self.tensors:
+            tensor.grad = None
 
     def changed(self, before: AnyArray) -> tuple[AnyArray, Flags]:
-        """Buffers, flat, and which differ from what was pulled."""
-        values = self._flat(self.tensors, check=self.kind is GroupKind.AVERAGED)
+        """Buffers, flat, and which differ from what was pulled; zeros for those that do not.
+
+        Raises:
+            NotFinite: one that differs has NaN or infinity.
+        """
+        values = self._flat(self.tensors)
         differs = [not np.array_equal(values[a:b], before[a:b], equal_nan=True) for a, b in self._spans()]
-        return values, np.array(differs, np.uint8)
+        kept = [tensor if has else None for tensor, has in zip(self.tensors, differs, strict=True)]
+        return self._flat(kept, check=self.kind is GroupKind.AVERAGED), _flags(kept)
 
     def load(self, values: AnyArray) -> None:
         """Put flat values into the model."""
@@ -103,7 +111,7 @@ def _by_rule(named: list[tuple[str, nn.Parameter]], rules: Rules | None) -> list
     patterns = dict(rules) if isinstance(rules, Mapping) else {"*": rules} if rules is not None else {}
     by_pattern: dict[str, list[tuple[str, Tensor]]] = {pattern: [] for pattern in patterns}
     for name, parameter in named:
-        fitting = next((pattern for pattern in patterns if fnmatchcase(name, pattern)), None)
+        fitting = next((pattern for pattern in patterns if fits(name, pattern)), None)
         if fitting is None:
             raise ConfigError(
                 f"parameter {name!r} fits none of the patterns of dense=; add one for it, or '*' at the end"
@@ -113,6 +121,23 @@ def _by_rule(named: list[tuple[str, nn.Parameter]], rules: Rules | None) -> list
     if empty:
         raise ConfigError(f"dense= has a rule for {empty[0]!r}, which no parameter is left for; correct or remove it")
     return [(patterns[pattern], fit) for pattern, fit in by_pattern.items() if fit]
+
+
+def check_rules(argument: str, rules: object) -> None:
+    """Refuse what is neither a rule of ours nor a mapping of them.
+
+    Raises:
+        ConfigError: says which rules there are.
+    """
+    for rule in rules.values() if isinstance(rules, Mapping) else [rules]:
+        if not isinstance(rule, Rule) and (rule is not None or isinstance(rules, Mapping)):
+            what = rule.__name__ if isinstance(rule, type) else type(rule).__name__
+            raise ConfigError(f"{argument}= is no rule but {what}; give eg.SGD(...), eg.Adagrad(...) or eg.Adam(...)")
+
+
+def fits(name: str, pattern: str) -> bool:
+    """Whether a rule given for `pattern`, a name or a shell pattern of names, is one for `name`."""
+    return name == pattern or fnmatchcase(name, pattern)
 
 
 def _buffers(model: nn.Module) -> list[tuple[str, Tensor]]:

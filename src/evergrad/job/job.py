@@ -6,6 +6,7 @@ import random
 import warnings
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,7 @@ class Job:
         self._calls: Counter[tuple[str, int]] = Counter()
         self._done: Done | None = None
         self._batch: _Batch | None = None
+        self._loop: Batches = (None for _ in ())
         self._warned: set[str] = set()
 
     # -- the model -----------------------------------------------------------------------------------------------------
@@ -149,12 +151,15 @@ class Job:
         Leaving the loop early ends it for all trainers. A further loop goes on where the last one ended.
         """
         self._check_bound("epochs")
+        if type(count) is not int or count < 0:
+            raise ConfigError(f"job.epochs: the number of epochs is {count!r}; give a whole number of zero or more")
         if self._epoch is not None:
             raise ConfigError("job.epochs() inside job.epochs(): end the outer loop first")
         first, self._until = self._until, self._until + count
         epoch = first - 1
         try:
             while True:
+                self._loop.close()
                 answer = self._ask(WantEpoch(epoch, self._until))
                 assert isinstance(answer, EpochIs)
                 if answer.epoch is None:
@@ -189,7 +194,8 @@ class Job:
             )
         self._trained_epoch = self._epoch
         data, spec = _data(dataset, batch_size, shuffle)
-        return self._batches(self._epoch, data, spec, shuffle)
+        self._loop = self._batches(self._epoch, data, spec, shuffle)
+        return self._loop
 
     def _batches(self, epoch: int, data: Dataset, spec: DataSpec, shuffle: bool) -> Batches:
         try:
@@ -202,8 +208,9 @@ class Job:
                         yield from self._async_task(task, data, spec, shuffle)
                     case Over():
                         return
-        except GeneratorExit:
+        except BaseException:
             self._done = BreakDone(epoch, 0)
+            raise
         finally:
             self._close_batch()
 
@@ -256,6 +263,7 @@ class Job:
         ordinal = self._call("evaluate")
         modes = {module: module.training for module in bound.model.modules()}
         bound.model.eval()
+        totals: dict[str, Partial] = {}
         try:
             while True:
                 answer = self._ask(WantTotals(self._place, ordinal, spec))
@@ -263,21 +271,32 @@ class Job:
                     case TotalsAre():
                         return {name: result(total) for name, total in answer.totals.items()}
                     case EvalTask():
-                        self._evaluate_task(answer, fn, data, ordinal)
+                        totals = self._evaluate_task(answer, fn, data, ordinal) or totals
+        except (Exception, KeyboardInterrupt):
+            if self._is_embedded:
+                self._give_up_evaluation(WantTotals(self._place, ordinal, spec), totals)
+            raise
         finally:
             self._close_batch()
             for module, training in modes.items():
                 module.training = training
 
+    def _give_up_evaluation(self, want: WantTotals, totals: dict[str, Partial]) -> None:
+        """Hand in anything for the tasks left: nobody else is here to see the result, and the job can go on."""
+        with suppress(EvergradError):
+            while isinstance(task := self._ask(want), EvalTask):
+                self._done = EvalDone(task.generation, task.attempt, totals)
+
     def _evaluate_task(
         self, task: EvalTask, fn: Callable[[Any], Mapping[str, Any]], data: Dataset, ordinal: int
-    ) -> None:
+    ) -> dict[str, Partial] | None:
+        """Compute one task's metrics; returns them, or None if the task is void."""
         ids = np.arange(task.start, task.stop)
         seed = self._mixed_seed("evaluate", self._place, ordinal, task.start)
         try:
             batch = self._open(None, Version(task.generation, task.version), data, ids, seed, training=False)
         except Void:
-            return
+            return None
         with torch.no_grad():
             found = fn(batch)
         if not isinstance(found, Mapping):
@@ -286,6 +305,7 @@ class Job:
             )
         totals = {str(name): partial(value) for name, value in found.items()}
         self._done = EvalDone(task.generation, task.attempt, totals)
+        return totals
 
     def report(self, metrics: Mapping[str, Any]) -> None:
         """Show metrics: inside `batches` of the present batch (means of the epoch are shown), else of the epoch."""

@@ -5,6 +5,7 @@ from typing import Any, Protocol
 
 import torch
 
+from evergrad.errors import ConfigError
 from evergrad.job.dense import Group
 from evergrad.optim import Rule, learning_rate
 
@@ -35,6 +36,16 @@ class JobOptimizer(torch.optim.Optimizer):
         super().__init__([*dense, *rows], {"lr": 0.0})
         self._dense = len(dense)
         self.at_step(0)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Torch's way to make the groups.
+
+        Raises:
+            ConfigError: called later: what is trained is agreed on when the job starts.
+        """
+        if hasattr(self, "_dense"):
+            raise ConfigError("a job's optimizer takes no further parameters; give job.optimizer the whole model")
+        super().add_param_group(param_group)
 
     def at_step(self, step: int) -> None:
         """Take the learning rates of a step."""

@@ -26,7 +26,7 @@ WARM_WITHIN_S = 600.0
 MASTER_WITHIN_S = 60.0
 CONFIRM_WITHIN_S = 15.0
 ENDING_WITHIN_S = 30.0
-ORPHANED_WITHIN_S = 5.0
+ORPHANED_WITHIN_S = 10.0
 """How long the others may take to leave by themselves when the master is gone."""
 LEAVING_WITHIN_S = 10.0
 STOPPING_WITHIN_S = 10.0

@@ -195,7 +195,6 @@ class Trainer:
             )
             if not isinstance(answer, Unknown):
                 return answer  # type: ignore[return-value]  # the tuple above is Answer and Unknown
-            done = None
             yield from self.join()
             if self._schema is not None:
                 yield from self.agree(self._schema)
