@@ -108,8 +108,8 @@ def test_trainers_that_do_not_fit_leave_with_one_sentence_and_the_job_goes_on(
         misfits = {
             "another dim": (
                 job.trainer("dim", TRAIN, *fitting, "--dim", 9),
-                "this trainer's model is not the job's: parameter 'back.bias' is float32 [9], the job's float32 [8]; run "
-                "the same script with the same arguments everywhere",
+                "this trainer's model is not the job's: table 'item' has dim 9, the job's 8; run the same script with the "
+                "same arguments everywhere",
             ),
             "another seed": (
                 job.trainer("seed", TRAIN, *fitting, "--seed", 5),
