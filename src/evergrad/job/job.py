@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from torch import nn
@@ -49,6 +50,7 @@ from evergrad.messages import (
     WantEpoch,
     WantSaved,
     WantTotals,
+    Wire,
 )
 from evergrad.metrics import mean, merge, partial, result
 from evergrad.trainer import session as sessions
@@ -61,7 +63,7 @@ from evergrad.update import Sync, Update
 Batches = Generator[Any, None, None]
 
 
-def init(update: Update | None = None, *, seed: int = 0, threads: int = 1) -> "Job":
+def init(update: Update | None = None, *, seed: int = 0, threads: int = 1, wire: str = "float32") -> "Job":
     """Take part in a job: the one that `evergrad run` started this process for, else one inside this process.
 
     Random generators of Python, numpy and torch are seeded, so that every trainer makes the same model.
@@ -70,6 +72,8 @@ def init(update: Update | None = None, *, seed: int = 0, threads: int = 1) -> "J
         update: the update rule; `Sync()` if not given.
         seed: the job's seed, from which all its random numbers follow; `evergrad run --seed` goes before it.
         threads: how many threads torch computes with, the same however the job is started.
+        wire: what rows and their gradients are on the wire: "float32", or "bfloat16" or "float16" for half the bytes;
+            the pservers keep and update float32.
 
     Raises:
         ConfigError: an argument that makes no sense, or the job refuses this process.
@@ -78,11 +82,13 @@ def init(update: Update | None = None, *, seed: int = 0, threads: int = 1) -> "J
     seed = int(os.environ.get(sessions.SEED, seed))
     if threads < 1:
         raise ConfigError(f"threads is {threads}; give one or more")
+    if wire not in list(Wire):
+        raise ConfigError(f"wire is {wire!r}; give one of {', '.join(Wire)}")
     torch.set_num_threads(threads)
     is_embedded = sessions.MASTER not in os.environ
     session = embedded_session() if is_embedded else sessions.connect(os.environ, fingerprint())
     _seed_generators(seed)
-    return Job(session, Schema(seed, spec, (), ()), is_embedded)
+    return Job(session, Schema(seed, spec, (), (), Wire(wire)), is_embedded)
 
 
 def embedded_session(pservers: int = 1) -> Session:
@@ -138,7 +144,7 @@ class Job:
         bound = BoundModel(self._session, model, dense, sparse)
         optimizer = JobOptimizer(self, bound.groups, bound.table_rules())
         groups = tuple(group.spec for group in bound.groups)
-        schema = Schema(self._schema.seed, self._schema.update, bound.tables, groups)
+        schema = msgspec.structs.replace(self._schema, tables=bound.tables, groups=groups)
         self._session.driver.run(self._session.trainer.agree(schema))
         self._schema, self._bound, self._optimizer = schema, bound, optimizer
         return optimizer

@@ -27,6 +27,7 @@ from evergrad.messages.model import (
     TableSpec,
     UpdateName,
     UpdateSpec,
+    Wire,
 )
 from evergrad.messages.parameters import (
     Commit,
@@ -37,6 +38,7 @@ from evergrad.messages.parameters import (
     Exported,
     ExportPart,
     GroupGrads,
+    GroupSpan,
     Here,
     Missing,
     Pull,
@@ -144,6 +146,7 @@ __all__ = [
     "Generation",
     "GroupGrads",
     "GroupKind",
+    "GroupSpan",
     "GroupSpec",
     "Heartbeat",
     "HeartbeatReply",
@@ -204,4 +207,5 @@ __all__ = [
     "WantSaved",
     "WantTotals",
     "Where",
+    "Wire",
 ]

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evergrad.errors import ConfigError, InvariantError
+from evergrad.kernels.half import encoded
 from evergrad.messages import (
     Address,
     Agree,
@@ -26,6 +27,8 @@ from evergrad.messages import (
     Floats,
     Generation,
     GroupGrads,
+    GroupKind,
+    GroupSpan,
     Here,
     InitTask,
     Join,
@@ -57,8 +60,11 @@ from evergrad.messages import (
     Unknown,
     Want,
     Where,
+    Wire,
 )
 from evergrad.placement import slots_owned, span_owned
+from evergrad.trainer.collected import Collected, joined
+from evergrad.trainer.cutting import MESSAGE_BYTES, cut_pull, cut_push
 from evergrad.trainer.exchange import Exchange, Flow
 from evergrad.trainer.routing import Routed, route
 
@@ -120,6 +126,15 @@ class SpanGrads(NamedTuple):
     present: NDArray[np.uint8]
 
 
+class Part(NamedTuple):
+    """One of `of` messages that a push to a pserver consists of."""
+
+    number: int
+    of: int
+    tables: tuple[TableGrads, ...]
+    groups: tuple[GroupGrads, ...]
+
+
 class PulledModel(NamedTuple):
     """Rows in the order of the keys asked, whole dense groups, and the version they are of."""
 
@@ -137,16 +152,23 @@ class Trainer:
         identity: who this is.
         new_member: makes a new incarnation; called at the first join and whenever the master has declared the last
             one dead.
+        message_bytes: larger pulls and pushes are cut into messages of about this size.
     """
 
     def __init__(
-        self, exchange: Exchange, master: Address, identity: Identity, new_member: Callable[[], Member]
+        self,
+        exchange: Exchange,
+        master: Address,
+        identity: Identity,
+        new_member: Callable[[], Member],
+        message_bytes: int = MESSAGE_BYTES,
     ) -> None:
         self.member = Member("")
         self._exchange = exchange
         self._master = master
         self._identity = identity
         self._new_member = new_member
+        self._message_bytes = message_bytes
         self._schema: Schema | None = None
         self._pservers: tuple[PserverAt, ...] = ()
         self._place_of_slot = np.zeros(0, np.uint16)
@@ -231,15 +253,22 @@ class Trainer:
             Void: the version has passed.
         """
         routed = [(table, route(wanted, self._place_of_slot, len(self._pservers))) for table, wanted in keys]
-        sends = []
-        for p in self._pservers:
-            request = self._exchange.number()
-            tables = tuple(TableKeys(table, routing.keys(p.place)) for table, routing in routed)
-            pull = Pull(request, generation, version, evaluating, tables, tuple(groups))
-            sends.append((request, Send(p.address, pull)))
-        answers = _all_of(Pulled, (yield from self._call(sends)))
-        rows = [routing.gather([a.rows[i] for a in answers]) for i, (_, routing) in enumerate(routed)]
-        dense = [_joined([a.groups[i] for a in answers]) for i in range(len(groups))]
+        cut = [self._pull_requests(p.place, routed, groups) for p in self._pservers]
+        pulled = [Collected(self._wire()) for _ in self._pservers]
+        answers: list[Pulled] = []
+        for number in range(max(map(len, cut))):
+            sends, of_place = [], []
+            for p, requests in zip(self._pservers, cut, strict=True):
+                if number < len(requests):
+                    request = self._exchange.number()
+                    pull = Pull(request, generation, version, evaluating, *requests[number])
+                    sends.append((request, Send(p.address, pull)))
+                    of_place.append((pulled[p.place], requests[number]))
+            answers = _all_of(Pulled, (yield from self._call(sends)))
+            for (collected, (tables, spans)), answer in zip(of_place, answers, strict=True):
+                collected.take(tables, spans, answer)
+        rows = [routing.gather([c.rows(table) for c in pulled]) for table, routing in routed]
+        dense = [joined([c.group(group) for c in pulled]) for group in groups]
         return PulledModel(answers[0].version, rows, dense)
 
     def push(
@@ -257,23 +286,25 @@ class Trainer:
             Void: the step is committed already or the generation has passed.
             PushRefused: a pserver refuses it; the text says why.
         """
-        sends = []
-        for p, (tables, groups) in self._cut(rows, spans):
-            request = self._exchange.number()
-            push = Push(request, task.generation, step, index, task.attempt, samples, tables, groups)
-            sends.append((request, Send(p.address, push)))
-        _all_of(Pushed, (yield from self._call(sends)))
+
+        def message(request: Request, part: Part) -> Message:
+            number, of, tables, groups = part
+            return Push(request, task.generation, step, index, task.attempt, number, of, samples, tables, groups)
+
+        yield from self._push_parts(rows, spans, message)
 
     def push_batch(
         self, task: AsyncTask, batch: int, rows: Sequence[RowGrads], spans: Sequence[SpanGrads]
     ) -> Flow[None]:
         """Have every pserver apply one batch of an asynchronous task; raises as `push`."""
-        sends = []
-        for p, (tables, groups) in self._cut(rows, spans):
-            request = self._exchange.number()
-            push = PushBatch(request, task.generation, task.epoch, task.task, batch, tables, groups)
-            sends.append((request, Send(p.address, push)))
-        _all_of(Pushed, (yield from self._call(sends)))
+
+        def message(request: Request, part: Part) -> Message:
+            number, of, tables, groups = part
+            return PushBatch(
+                request, task.generation, task.epoch, task.task, task.attempt, batch, number, of, tables, groups
+            )
+
+        yield from self._push_parts(rows, spans, message)
 
     def where(self, task: AsyncTask) -> Flow[int]:
         """How many batches of a task every pserver has applied."""
@@ -303,24 +334,59 @@ class Trainer:
         """How many pservers there are."""
         return len(self._pservers)
 
-    def _cut(
+    def _push_parts(
+        self,
+        rows: Sequence[RowGrads],
+        spans: Sequence[SpanGrads],
+        message: Callable[[Request, Part], Message],
+    ) -> Flow[None]:
+        """Send every pserver its share, in as many parts as the limit of a message asks for, one at a time."""
+        cut = [cut_push(*share, self._message_bytes) for share in self._shares(rows, spans)]
+        for number in range(max(map(len, cut))):
+            sends = []
+            for p, parts in zip(self._pservers, cut, strict=True):
+                if number < len(parts):
+                    request = self._exchange.number()
+                    part = Part(number, len(parts), *parts[number])
+                    sends.append((request, Send(p.address, message(request, part))))
+            _all_of(Pushed, (yield from self._call(sends)))
+
+    def _shares(
         self, rows: Sequence[RowGrads], spans: Sequence[SpanGrads]
-    ) -> list[tuple[PserverAt, tuple[tuple[TableGrads, ...], tuple[GroupGrads, ...]]]]:
+    ) -> list[tuple[list[TableGrads], list[GroupGrads]]]:
         """What each pserver gets: every table touched, with its keys of it, and its span of every group."""
-        places = len(self._pservers)
-        routed: list[tuple[RowGrads, Routed]] = [(r, route(r.keys, self._place_of_slot, places)) for r in rows]
-        cut = []
+        places, wire = len(self._pservers), self._wire()
+        routed = [(r, encoded(r.grads, wire), route(r.keys, self._place_of_slot, places)) for r in rows]
+        shares = []
         for p in self._pservers:
-            tables = tuple(
-                TableGrads(r.table, r.lr, routing.keys(p.place), routing.rows(r.grads, p.place))
-                for r, routing in routed
-            )
+            tables = [
+                TableGrads(r.table, r.lr, routing.keys(p.place), routing.rows(grads, p.place))
+                for r, grads, routing in routed
+            ]
             groups = []
             for s in spans:
                 span = span_owned(s.values.size, p.place, places)
-                groups.append(GroupGrads(s.group, s.lr, s.values[span.start : span.stop], s.present))
-            cut.append((p, (tables, tuple(groups))))
-        return cut
+                groups.append(GroupGrads(s.group, 0, s.lr, s.values[span.start : span.stop], s.present))
+            shares.append((tables, groups))
+        return shares
+
+    def _pull_requests(
+        self, place: int, routed: Sequence[tuple[int, Routed]], groups: Sequence[int]
+    ) -> list[tuple[tuple[TableKeys, ...], tuple[GroupSpan, ...]]]:
+        """What to ask one pserver for, in as many requests as the limit of a message asks for."""
+        assert self._schema is not None
+        item_bytes, places = self._schema.wire.item_bytes, len(self._pservers)
+        keys = [(t, routing.keys(place), self._schema.tables[t].dim * item_bytes) for t, routing in routed]
+        spans = []
+        for group in groups:
+            spec = self._schema.groups[group]
+            size = len(span_owned(spec.size, place, places))
+            spans.append((group, size, 8 if spec.kind is GroupKind.LOWEST else 4))
+        return cut_pull(keys, spans, self._message_bytes)
+
+    def _wire(self) -> Wire:
+        assert self._schema is not None
+        return self._schema.wire
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
@@ -351,7 +417,3 @@ def _all_of(kind: type[M], answers: Sequence[Message]) -> list[M]:
     if len(kept) < len(answers):
         raise InvariantError(f"a pserver answered {sorted({type(a).__name__ for a in answers})}")
     return kept
-
-
-def _joined(parts: Sequence[AnyArray]) -> AnyArray:
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
