@@ -37,6 +37,7 @@ from evergrad.messages.parameters import (
     Export,
     Exported,
     ExportPart,
+    Full,
     GroupGrads,
     GroupSpan,
     Here,
@@ -109,7 +110,7 @@ AnyMessage = (
     Join | Joined | Refused | Heartbeat | HeartbeatReply | Leave | Unknown | AskLeader | LeaderIs | Left | Exited
     | Agree | Agreed | Ask | EpochIs | InitTask | SyncTask | AsyncTask | EvalTask | SaveTask | Over | TotalsAre
     | Ended | ReportMetrics | Restore | Restored | Commit | Committed | Missing | Deposed | Shutdown | Pull | Pulled
-    | Stale | Push | PushBatch | Pushed | Where | Here | Export | Exported | CountRows | RowCounts | AskStatus
+    | Stale | Push | PushBatch | Pushed | Full | Where | Here | Export | Exported | CountRows | RowCounts | AskStatus
     | Status | StopJob | Noted
 )  # fmt: skip
 
@@ -143,6 +144,7 @@ __all__ = [
     "Exported",
     "Flags",
     "Floats",
+    "Full",
     "Generation",
     "GroupGrads",
     "GroupKind",

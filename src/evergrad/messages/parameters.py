@@ -187,6 +187,13 @@ class Pushed(Message, frozen=True):
     request: Request
 
 
+class Full(Message, frozen=True):
+    """The push is refused since the pserver has no memory for it; `reason` says what to do."""
+
+    request: Request
+    reason: str
+
+
 class Where(Message, frozen=True):
     """How many batches of an asynchronous task have you applied?"""
 

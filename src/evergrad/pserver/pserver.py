@@ -10,6 +10,7 @@ Invariants:
 """
 
 from collections import Counter
+from math import inf
 
 import msgspec
 
@@ -25,6 +26,7 @@ from evergrad.messages import (
     Deposed,
     Export,
     Exported,
+    Full,
     Generation,
     Here,
     Member,
@@ -48,6 +50,7 @@ from evergrad.messages import (
     Where,
 )
 from evergrad.pserver.admission import Admission
+from evergrad.pserver.memory import Room
 from evergrad.pserver.model import Contribution, Model
 from evergrad.pserver.parts import Parts
 
@@ -59,10 +62,16 @@ ALL_BATCHES = 2**62
 
 
 class Pserver:
-    """One pserver process's state. `is_over` turns true when the master has said that the job has ended."""
+    """One pserver process's state. `is_over` turns true when the master has said that the job has ended.
 
-    def __init__(self, member: Member) -> None:
+    Args:
+        member: this incarnation.
+        room: bytes of memory that may still be taken; a push that may need more is refused.
+    """
+
+    def __init__(self, member: Member, room: Room = lambda: inf) -> None:
         self.member = member
+        self._room = room
         self.term = Term(0)
         self.generation = Generation(0)
         self.is_over = False
@@ -173,7 +182,7 @@ class Pserver:
             case Pull():
                 return self._pull(src, message, model, admission)
             case Push():
-                return self._push(message, admission)
+                return self._push(message, model, admission)
             case PushBatch():
                 return self._push_batch(message, model, admission)
             case Where():
@@ -199,7 +208,7 @@ class Pserver:
         groups = tuple(model.span(g.group)[g.start : g.stop] for g in pull.groups)
         return Pulled(pull.request, self._version, rows, groups)
 
-    def _push(self, push: Push, admission: Admission) -> Message | None:
+    def _push(self, push: Push, model: Model, admission: Admission) -> Message | None:
         if push.step > self._version:
             return None
         if push.step < self._version:
@@ -212,6 +221,8 @@ class Pserver:
         push = msgspec.structs.replace(push, tables=admission.decoded(push.tables))
         if reason := self._refuse_part(admission, push.step, push.samples, push):
             return self._refused(push.request, reason)
+        if full := self._full(push, model):
+            return full
         whole = self._parts.add(key, push)
         if whole is not None:
             if reason := admission.refuse_whole(push.step, whole.groups):
@@ -229,6 +240,8 @@ class Pserver:
         push = msgspec.structs.replace(push, tables=admission.decoded(push.tables))
         if reason := self._refuse_part(admission, self._version, 1, push):
             return self._refused(push.request, reason)
+        if full := self._full(push, model):
+            return full
         whole = self._parts.add((push.epoch, push.task, push.attempt, push.batch), push)
         if whole is None:
             return Pushed(push.request)
@@ -239,6 +252,18 @@ class Pserver:
         model.update([Contribution(1, whole.tables, whole.groups)])
         self._progress[push.task] = push.batch + 1
         return Pushed(push.request)
+
+    def _full(self, push: Push | PushBatch, model: Model) -> Full | None:
+        needed, room = model.bytes_needed(push.tables), self._room()
+        if needed <= room:
+            return None
+        self.counters["pushes refused for lack of memory"] += 1
+        rows = sum(model.row_counts())
+        return Full(
+            push.request,
+            f"pserver {self._place} is at its memory limit: it holds {rows:,} rows, a push may need {needed:,} bytes more"
+            f" and {max(0, int(room)):,} are left; start the job with more --pservers or a larger --memory",
+        )
 
     def _refuse_part(self, admission: Admission, step: int, samples: int, push: Push | PushBatch) -> str | None:
         return admission.refuse_part(push.part, push.parts) or admission.refuse_push(

@@ -6,7 +6,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from evergrad.errors import ConfigError, InvariantError
+from evergrad.errors import ConfigError, InvariantError, Unavailable
 from evergrad.kernels.half import encoded
 from evergrad.messages import (
     Address,
@@ -25,6 +25,7 @@ from evergrad.messages import (
     Exported,
     ExportPart,
     Floats,
+    Full,
     Generation,
     GroupGrads,
     GroupKind,
@@ -411,6 +412,8 @@ def _all_of(kind: type[M], answers: Sequence[Message]) -> list[M]:
         match answer:
             case Refused():
                 raise PushRefused(answer.reason)
+            case Full():
+                raise Unavailable(answer.reason)
             case Stale():
                 raise Void(answer.generation)
     kept = [answer for answer in answers if isinstance(answer, kind)]
