@@ -261,7 +261,7 @@ class Pserver:
         rows = sum(model.row_counts())
         return Full(
             push.request,
-            f"pserver {self._place} is at its memory limit: it holds {rows:,} rows, a push may need {needed:,} bytes more"
+            f"pserver {self._place} is at its memory limit: it holds {rows:,} rows, a push may need {needed:,} bytes"
             f" and {max(0, int(room)):,} are left; start the job with more --pservers or a larger --memory",
         )
 

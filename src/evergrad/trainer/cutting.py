@@ -27,7 +27,7 @@ def packed(items: Sequence[tuple[int, int]], limit: int) -> list[list[Piece]]:
     for item, (count, unit_bytes) in enumerate(items):
         start = 0
         while True:
-            fitting = min(count - start, room // unit_bytes if room < limit else max(room // unit_bytes, 1))
+            fitting = min(count - start, max(room // unit_bytes, 1 if room == limit else 0))
             if fitting or not count:
                 bins[-1].append(Piece(item, start, start + fitting))
                 room -= fitting * unit_bytes
