@@ -24,7 +24,7 @@ from evergrad.wire.transport import Network, new_member
 SCRIPTS = Path(__file__).with_name("scripts")
 TRAIN, COUNT = SCRIPTS / "train.py", SCRIPTS / "count.py"
 WITHIN_S = 60.0
-POLL_S = 0.005
+POLL_S = 0.02
 T = TypeVar("T")
 
 
@@ -260,6 +260,11 @@ class ByHand(Job):
 def trainers(status: Status) -> dict[int, MemberStatus]:
     """The trainers by pid."""
     return {m.pid: m for m in status.members if m.role is Role.TRAINER}
+
+
+def at_work(status: Status, epoch: int = 0) -> list[int]:
+    """The pids of the trainers that hold a task of this epoch."""
+    return sorted(pid for pid, m in trainers(status).items() if m.doing.startswith(f"epoch {epoch}"))
 
 
 def is_inside(status: Status, first: int = 0, epoch: int | None = None) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Alone
-from jobs import TRAIN, ByHand, Launched, digests, is_inside, reached, trainers, until
+from jobs import TRAIN, ByHand, Launched, at_work, digests, is_inside, reached, trainers, until
 
 
 @pytest.mark.parametrize(("pservers", "size"), [(1, 1), (3, 2), (2, 5)])
@@ -28,8 +28,8 @@ def test_a_trainer_killed_at_a_random_moment_changes_no_bit(
     args = ("--out", tmp_path / "model", "--seed", run, "--pause", 0.03, "--hold", f"epoch:1={go}")
     with Launched(tmp_path, TRAIN, *args, pservers=2, trainers=3) as job:
         step = chance.randrange(1, 30)
-        hit = job.until(lambda s: is_inside(s, step, epoch=0) and len(trainers(s)) > 1, f"step {step} of epoch 0")
-        victim = chance.choice(sorted(trainers(hit)))
+        hit = job.until(lambda s: is_inside(s, step, epoch=0) and at_work(s) and len(trainers(s)) > 1, f"step {step}")
+        victim = chance.choice(at_work(hit))
         os.kill(victim, signal.SIGKILL)
         print(f"killed {victim}, {trainers(hit)[victim].doing}; the job was at step {hit.step} of {hit.steps}")
         after = job.gone(victim)
@@ -42,7 +42,7 @@ def test_a_trainer_killed_at_a_random_moment_changes_no_bit(
 
 def test_a_trainer_frozen_past_its_lease_joins_anew_and_changes_no_bit(tmp_path: Path, alone: Alone, go: Path) -> None:
     args = ("--out", tmp_path / "model", "--pause", 0.02, "--hold", f"epoch:1={go}")
-    with ByHand(tmp_path, pservers=2, lease_s=1.5) as job:
+    with ByHand(tmp_path, pservers=2, lease_s=2.5) as job:
         first, second = job.trainer("first", TRAIN, *args), job.trainer("second", TRAIN, *args)
         job.until(lambda s: is_inside(s, 5, epoch=0) and second.pid in trainers(s), "step 5 with both")
         second.send(signal.SIGSTOP)
@@ -58,10 +58,9 @@ def test_a_trainer_frozen_past_its_lease_joins_anew_and_changes_no_bit(tmp_path:
 
 def test_the_last_trainer_may_die_and_the_job_waits_for_another(tmp_path: Path, alone: Alone, go: Path) -> None:
     args = ("--out", tmp_path / "model", "--pause", 0.01)
-    with ByHand(tmp_path, pservers=1) as job:
+    with ByHand(tmp_path, lease_s=2.5) as job:
         only = job.trainer("only", TRAIN, *args, "--hold", f"epoch:1={go}")
         job.until(lambda s: s.epoch == 1 and only.pid in reached(go), "epoch 1")
-        only.send(signal.SIGTERM)
         only.send(signal.SIGKILL)
         only.wait()
         waiting = job.until(lambda s: s.waiting_for == "a trainer to join", "the job to wait")
@@ -76,12 +75,12 @@ def test_trainers_that_come_and_go_during_an_evaluation_and_after_the_last_epoch
 ) -> None:
     evaluation, end = tmp_path / "evaluation", tmp_path / "end"
     args = ("--out", tmp_path / "model", "--hold", f"evaluate:0={evaluation}", "--hold", f"end={end}")
-    with ByHand(tmp_path, pservers=2) as job:
+    with ByHand(tmp_path, pservers=2, lease_s=2.5) as job:
         first, second, third = (job.trainer(name, TRAIN, *args) for name in ("first", "second", "third"))
         until(lambda: len(reached(evaluation)) == 3, "three trainers to evaluate")
         during = job.trainer("during", TRAIN, *args)
         second.send(signal.SIGKILL)
-        until(lambda: during.pid in reached(evaluation) or None, "the joiner to evaluate a part")
+        until(lambda: during.pid in reached(evaluation), "the joiner to evaluate a part")
         third.send(signal.SIGTERM)
         evaluation.touch()
         assert third.wait() == 143

@@ -7,8 +7,10 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping
 from contextlib import suppress
+from operator import index
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import msgspec
 import numpy as np
@@ -78,8 +80,10 @@ def init(update: Update | None = None, *, seed: int = 0, threads: int = 1, wire:
     Raises:
         ConfigError: an argument that makes no sense, or the job refuses this process.
     """
+    if not isinstance(update, Update | None):
+        raise ConfigError(f"update is {update!r}; give eg.Sync(...) or eg.Async(...)")
     spec = (Sync() if update is None else update).spec()
-    seed = int(os.environ.get(sessions.SEED, seed))
+    seed = _seed(os.environ.get(sessions.SEED, seed))
     if threads < 1:
         raise ConfigError(f"threads is {threads}; give one or more")
     if wire not in list(Wire):
@@ -121,7 +125,7 @@ class Job:
         self._calls: Counter[tuple[str, int]] = Counter()
         self._done: Done | None = None
         self._batch: _Batch | None = None
-        self._loop: Batches = (None for _ in ())
+        self._loop: Callable[[], Batches | None] = lambda: None
         self._warned: set[str] = set()
 
     # -- the model -----------------------------------------------------------------------------------------------------
@@ -165,7 +169,8 @@ class Job:
         epoch = first - 1
         try:
             while True:
-                self._loop.close()
+                if (loop := self._loop()) is not None:
+                    loop.close()
                 answer = self._ask(WantEpoch(epoch, self._until))
                 assert isinstance(answer, EpochIs)
                 if answer.epoch is None:
@@ -200,8 +205,9 @@ class Job:
             )
         self._trained_epoch = self._epoch
         data, spec = _data(dataset, batch_size, shuffle)
-        self._loop = self._batches(self._epoch, data, spec, shuffle)
-        return self._loop
+        loop = self._batches(self._epoch, data, spec, shuffle)
+        self._loop = ref(loop)
+        return loop
 
     def _batches(self, epoch: int, data: Dataset, spec: DataSpec, shuffle: bool) -> Batches:
         try:
@@ -470,6 +476,16 @@ class _Batch:
         self.task, self.step, self.samples, self.number = task, step, samples, number
         self.has_stepped = self.contributed = self.is_void = False
         self.metrics: dict[str, Partial] = {}
+
+
+def _seed(value: object) -> int:
+    try:
+        seed = int(value) if isinstance(value, str) else index(value)  # type: ignore[arg-type]  # index() checks it
+    except (TypeError, ValueError):
+        raise ConfigError(f"seed is {value!r}; give a whole number") from None
+    if not -(2**63) <= seed < 2**63:
+        raise ConfigError(f"seed is {seed}; give one of at most 63 bits")
+    return seed
 
 
 def _data(dataset: object, batch_size: int, shuffle: bool) -> tuple[Dataset, DataSpec]:

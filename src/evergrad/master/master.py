@@ -302,10 +302,10 @@ class Master:
         """The answer to an ask, or None while there is none: it waits."""
         if self.is_over:
             return Ended(ask.request, self.failure)
-        if self._script is None:
-            return Unknown(ask.request)
         if isinstance(ask.want, WantEnd):
             return self._finish(ask)
+        if self._script is None:
+            return Unknown(ask.request)
         now = Now(now_s, ask.request, self._term, self._generation)
         return self._script.next(ask, ask.want, now, self._leads)
 
@@ -323,8 +323,10 @@ class Master:
         return Ended(ask.request, self.failure) if self.is_over else None
 
     def _end_if_finished(self) -> None:
+        """Success: every trainer's script is at its end, and every pserver has applied the last step."""
         trainers = self.members.trainers()
-        if self._finished and all(t.member in self._finished for t in trainers):
+        is_applied = self._pservers is None or self._pservers.have_acknowledged
+        if self._finished and is_applied and all(t.member in self._finished for t in trainers):
             self.end(None)
 
     def end(self, failure: str | None) -> None:

@@ -61,6 +61,11 @@ class Pservers:
         self._sent_s = now_s
         return [Send(address, message) for address, message in self._open.items()]
 
+    @property
+    def have_acknowledged(self) -> bool:
+        """Whether they have acknowledged all they were told."""
+        return not self._open
+
     def waits_for(self, since_s: float) -> list[Place]:
         """The places that have had something to acknowledge since then."""
         return [p.place for p in self.at if p.address in self._open and self._told_s <= since_s]

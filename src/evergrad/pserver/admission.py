@@ -76,6 +76,13 @@ class Admission:
             return f"dense group {wanted.group}: elements {wanted.start} to {wanted.stop} of a span of {size}"
         return None
 
+    def refuse_export(self, table: int, slot: int) -> str | None:
+        """Why this table cannot be read from this slot on; None if it can."""
+        if reason := self.refuse_table(table):
+            return reason
+        is_owned = slot in self._slots or slot == self._slots.start
+        return None if is_owned else f"slot {slot} is another pserver's"
+
     def refuse_group(self, group: int) -> str | None:
         """Why there is no such dense group; None if there is."""
         groups = len(self._schema.groups)

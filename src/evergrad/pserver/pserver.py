@@ -279,7 +279,7 @@ class Pserver:
     def _export(self, message: Export, model: Model, admission: Admission) -> Message:
         if not self._has(message.version):
             return self._stale(message.request)
-        if reason := admission.refuse_table(message.table):
+        if reason := admission.refuse_export(message.table, message.slot):
             return self._refused(message.request, reason)
         return Exported(message.request, *model.export(message.table, message.part, message.slot, message.limit))
 

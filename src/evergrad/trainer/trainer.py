@@ -190,15 +190,18 @@ class Trainer:
         Raises:
             ConfigError: the job has another model; the text says what differs.
         """
-        self._schema = schema
         while True:
             request = self._exchange.number()
             answer = yield from self._ask_master(request, Agree(request, self.member, schema), Agreed, Unknown)
             if isinstance(answer, Agreed):
                 break
             yield from self.join()
-        self._pservers = answer.pservers
-        places = len(self._pservers)
+        self.connect(schema, answer.pservers)
+
+    def connect(self, schema: Schema, pservers: tuple[PserverAt, ...]) -> None:
+        """Talk to these pservers about this model from now on."""
+        self._schema, self._pservers = schema, pservers
+        places = len(pservers)
         sizes = [len(slots_owned(place, places)) for place in range(places)]
         self._place_of_slot = np.repeat(np.arange(places, dtype=np.uint16), sizes)
 

@@ -169,7 +169,10 @@ class Listener(Network):
             try:
                 if not self._codec.is_ours(body):
                     self._refuse(peer)
-                received.append((peer.decode(), self._codec.decode(body)))
+                message = self._codec.decode(body)
+                if b"://" in peer:
+                    raise Malformed("a sender whose name reads like an address, where the answer would go")
+                received.append((peer.decode(), message))
             except (Malformed, UnicodeDecodeError) as exc:
                 self.counters["malformed messages"] += 1
                 log.warning("message.malformed peer=%r reason=%s", peer[:40], exc)
