@@ -197,7 +197,8 @@ class Listener(Network):
 
 
 def _receive(socket: "zmq.Socket[bytes]") -> list[memoryview] | None:
-    if not socket.get(zmq.EVENTS) & zmq.POLLIN:
+    events = socket.get(zmq.EVENTS)
+    if not isinstance(events, int) or not events & zmq.POLLIN:
         return None
     return [frame.buffer for frame in socket.recv_multipart(zmq.DONTWAIT, copy=False)]
 
