@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from evergrad import init_rows
 from evergrad.errors import ConfigError
 from evergrad.init_rows import Initializer
+from evergrad.lookup import gather
 
 UNSEEN = ("zeros", "initializer")
 MODES = ("sum", "mean")
@@ -124,8 +125,8 @@ class Embedding(Table):
 
     def forward(self, input: Tensor) -> Tensor:
         """Rows of the ids: int64 or int32 of any shape (*) give float32 of shape (*, dim)."""
-        (weight, index), padding = self._find(input)
-        return F.embedding(index, weight, padding)
+        (weight, row), _ = self._find(input)
+        return gather(weight, row)
 
 
 class EmbeddingBag(Table):
