@@ -26,6 +26,8 @@ TRAIN, COUNT = SCRIPTS / "train.py", SCRIPTS / "count.py"
 WITHIN_S = 60.0
 POLL_S = 0.02
 T = TypeVar("T")
+Alone = Callable[[int], dict[str, str]]
+"""Digests of the model that one process alone makes of a seed."""
 
 
 def until(probe: Callable[[], T | None], what: str, within_s: float = WITHIN_S) -> T:

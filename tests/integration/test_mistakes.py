@@ -9,8 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 import zmq
-from conftest import Alone
-from jobs import TRAIN, ByHand, Launched, digests, is_inside, python, reached, until
+from jobs import TRAIN, Alone, ByHand, Launched, digests, is_inside, python, reached, until
 from safetensors.numpy import load_file
 
 from evergrad.wire.codec import preamble
@@ -68,7 +67,7 @@ def test_what_the_script_raises_is_shown_once_and_ends_the_job_with_status_1(tmp
         assert job.wait() == 1
         assert job.text.count("Traceback (most recent call last)") == 1, job.text
         assert job.text.count("KeyError: 'movie'") == 1
-        assert "script.py\", line 7, in <module>" in job.text
+        assert 'script.py", line 7, in <module>' in job.text
         assert "The job failed." in job.text
         assert "runpy" not in job.text
 
@@ -108,8 +107,8 @@ def test_trainers_that_do_not_fit_leave_with_one_sentence_and_the_job_goes_on(
         misfits = {
             "another dim": (
                 job.trainer("dim", TRAIN, *fitting, "--dim", 9),
-                "this trainer's model is not the job's: table 'item' has dim 9, the job's 8; run the same script with the "
-                "same arguments everywhere",
+                "this trainer's model is not the job's: table 'item' has dim 9, the job's 8; run the same script "
+                "with the same arguments everywhere",
             ),
             "another seed": (
                 job.trainer("seed", TRAIN, *fitting, "--seed", 5),
@@ -176,7 +175,9 @@ def test_random_bytes_at_every_port_are_refused_and_counted_and_change_no_bit(
 ) -> None:
     chance = random.Random(seed)
     with ByHand(tmp_path, pservers=2) as job:
-        trainer = job.trainer("trainer", TRAIN, "--out", tmp_path / "model", "--hold", f"epoch:1={go}", "--pause", 0.005)
+        trainer = job.trainer(
+            "trainer", TRAIN, "--out", tmp_path / "model", "--hold", f"epoch:1={go}", "--pause", 0.005
+        )
         job.until(lambda s: is_inside(s, 3, epoch=0), "step 3")
         listening = {role: ports(role.pid) for role in (job.master, *job.pservers)}
         assert all(listening.values())

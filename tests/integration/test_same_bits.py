@@ -6,8 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from conftest import Alone
-from jobs import TRAIN, ByHand, Launched, at_work, digests, is_inside, reached, trainers, until
+from jobs import TRAIN, Alone, ByHand, Launched, at_work, digests, is_inside, reached, trainers, until
 
 
 @pytest.mark.parametrize(("pservers", "size"), [(1, 1), (3, 2), (2, 5)])

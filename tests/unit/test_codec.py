@@ -231,6 +231,25 @@ def test_a_missing_field_is_refused():
     refused([preamble(JOB), msgspec.msgpack.encode({"type": "AskStatus"})])
 
 
+@pytest.mark.parametrize("change", [{"samples": -1}, {"batch_size": 0}, {"batch_size": -1}, {"samples": 1.5}], ids=str)
+def test_data_of_an_impossible_size_is_refused(change):
+    data = {"samples": 0, "fingerprint": "data", "batch_size": 1}
+    want = {"type": "WantBatch", "epoch": 0, "data": data | change}
+    header = {"type": "Ask", "request": 1, "member": "a", "done": None, "want": want}
+    refused([preamble(JOB), msgspec.msgpack.encode(header)])
+    header["want"] = want | {"data": data}
+    Codec(JOB).decode([preamble(JOB), msgspec.msgpack.encode(header)])
+
+
+def test_a_table_without_columns_and_a_step_without_batches_are_refused():
+    (agree,) = (example(kind) for kind in KINDS if kind.__name__ == "Agree")
+    for part, field in (("tables", "dim"), ("update", "batches")):
+        header = msgspec.msgpack.decode(sent(agree)[1])
+        changed = header["schema"][part]
+        (changed[0] if part == "tables" else changed)[field] = 0
+        assert f".{field}" in refused([preamble(JOB), msgspec.msgpack.encode(header)])
+
+
 def test_a_nan_is_no_step():
     header = msgspec.msgpack.decode(sent(push())[1]) | {"step": float("nan")}
     refused([preamble(JOB), msgspec.msgpack.encode(header), *sent(push())[2:]])

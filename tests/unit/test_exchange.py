@@ -1,5 +1,7 @@
 """Requests are sent again until they are answered, with ever longer pauses."""
 
+from itertools import pairwise
+
 import pytest
 
 from evergrad.messages import Noted, Pushed, Request, Restored, Send, Stale
@@ -37,7 +39,7 @@ def test_a_request_is_sent_again_under_its_id_after_ever_longer_pauses_up_to_a_l
     exchange = Exchange()
     _, (request,) = ask(exchange)
     sent = [t for t in range(100) for send in exchange.due(float(t)) if send.message.request == request]
-    pauses = [b - a for a, b in zip(sent, sent[1:], strict=False)]
+    pauses = [b - a for a, b in pairwise(sent)]
     assert pauses[:4] == [RESEND_S, 2 * RESEND_S, 4 * RESEND_S, 8 * RESEND_S]
     assert set(pauses[3:]) == {RESEND_MAX_S}
 

@@ -384,6 +384,24 @@ def test_a_decided_commit_is_enough_to_go_on_and_it_is_told_until_acknowledged()
     assert job.told == []
 
 
+def test_a_commit_decided_before_the_last_is_acknowledged_is_told_after_it():
+    """Of tasks that contribute nothing a trainer may do many without having pulled anything."""
+    job = Job(2, acknowledge=False)
+    job.join("a")
+    for restore in job.told[:]:
+        job.confirm(*restore)
+    task = job.batch("a", trained(job.batch("a")))
+    for _ in range(3):
+        task = job.batch("a", trained(task, contributed=False))
+    job.acknowledge = True
+    job.wait(1.0, "a")
+    by_place = [[m.step for to, m in job.told if to[-1] == place and isinstance(m, Commit)] for place in "01"]
+    assert [sorted(set(steps)) for steps in by_place] == [[INIT_STEP, 0], [INIT_STEP, 0]]
+    job.told.clear()
+    job.wait(1.0, "a")
+    assert job.told == []
+
+
 def test_the_tasks_of_a_dead_trainer_go_to_others():
     job = Job()
     job.begin("a", "b", "c")
@@ -731,7 +749,7 @@ def test_a_script_that_raises_ends_the_job_with_its_traceback():
     job.begin("a", "b")
     job.batch("b")
     job.say("a", Leave(Request(99), Member("a"), "Traceback: KeyError"))
-    assert "the script raised in a:\nTraceback: KeyError" == job.master.failure
+    assert job.master.failure == "the script raised in a:\nTraceback: KeyError"
     assert "KeyError" in job.batch("b").failure
 
 

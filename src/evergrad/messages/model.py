@@ -1,18 +1,23 @@
 """The model, as all roles know it."""
 
 from enum import StrEnum
+from typing import Annotated
 
 import msgspec
 
 from evergrad.init_rows import Initializer
 from evergrad.optim import RuleSpec
 
+Count = Annotated[int, msgspec.Meta(ge=0)]
+OneOrMore = Annotated[int, msgspec.Meta(ge=1)]
+"""Checked where a message arrives; what is divided by or allocated must not be nonsense."""
+
 
 class TableSpec(msgspec.Struct, frozen=True):
     """One embedding table. `unseen_zero`: in evaluation a key without a row reads zeros, not its initial value."""
 
     name: str
-    dim: int
+    dim: OneOrMore
     rule: RuleSpec
     initializer: Initializer
     unseen_zero: bool = True
@@ -35,7 +40,7 @@ class ParameterSpec(msgspec.Struct, frozen=True):
     """A parameter or buffer inside a dense group; `dtype` is torch's name of its type in the model."""
 
     name: str
-    shape: tuple[int, ...]
+    shape: tuple[Count, ...]
     dtype: str
 
     @property
@@ -71,7 +76,7 @@ class UpdateSpec(msgspec.Struct, frozen=True):
     """How the pservers update: for `sync` the tasks of a step, for `async` the batches of a task."""
 
     name: UpdateName
-    batches: int
+    batches: OneOrMore
     backup_after_s: float | None = None
 
 
@@ -101,6 +106,6 @@ class Schema(msgspec.Struct, frozen=True):
 class DataSpec(msgspec.Struct, frozen=True):
     """A dataset as the master knows it."""
 
-    samples: int
+    samples: Count
     fingerprint: str
-    batch_size: int
+    batch_size: OneOrMore

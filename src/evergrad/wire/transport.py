@@ -155,7 +155,7 @@ class Listener(Network):
         """Queue these for members that have asked, or for the processes at these addresses."""
         for send in sends:
             if "://" in send.to:
-                super().send([send])
+                self._ask(send)
             else:
                 self._answer(send)
 
@@ -182,6 +182,14 @@ class Listener(Network):
         """Close everything; what is queued has `linger_s` seconds to leave."""
         self._router.close(linger=int(linger_s * 1000))
         super().close(linger_s)
+
+    def _ask(self, send: Send) -> None:
+        """An address that a peer said is its own may be none; that must not end this process."""
+        try:
+            super().send([send])
+        except ConfigError as exc:
+            self.counters["dropped: not an address of this machine"] += 1
+            log.warning("send.no_address reason=%s", exc)
 
     def _answer(self, send: Send) -> None:
         try:

@@ -9,7 +9,7 @@ import evergrad as eg
 
 def main() -> None:
     parser = holding.parser(__doc__)
-    parser.set_defaults(samples=400_000, batch_size=100_000, epochs=1)
+    parser.set_defaults(samples=240_000, batch_size=30_000, epochs=1)
     options = parser.parse_args()
     hold = holding.Holding(options)
 
