@@ -35,10 +35,13 @@ class Async:
     Args:
         batches_per_task: consecutive batches handed to a trainer at a time.
         backup_after: as in `Sync`, for a task.
+        ahead: whether a trainer pulls for the next batch of its task, and pushes, while it computes; the next batch
+            then lacks the update of the present one. False: it waits for both.
     """
 
     batches_per_task: int = 8
     backup_after: float | None = None
+    ahead: bool = True
 
     def spec(self) -> UpdateSpec:
         """The rule as it crosses the wire."""

@@ -9,19 +9,20 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import suppress
 from operator import index
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import ref
 
 import msgspec
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from evergrad.checkpoint.model import new_model
 from evergrad.data.dataset import Dataset, as_dataset
 from evergrad.data.order import epoch_order
 from evergrad.errors import ConfigError, EvergradError
-from evergrad.job.bound import BoundModel, Version
+from evergrad.job.bound import BoundModel, Requested, Version
 from evergrad.job.dense import NotFinite, Rules
 from evergrad.job.embedded import MASTER as LOCAL_MASTER
 from evergrad.job.embedded import LocalNetwork
@@ -30,6 +31,7 @@ from evergrad.job.optimizer import JobOptimizer
 from evergrad.job.saving import save_tables
 from evergrad.messages import (
     INIT_STEP,
+    NEWEST,
     AsyncTask,
     BreakDone,
     DataSpec,
@@ -57,10 +59,10 @@ from evergrad.messages import (
 from evergrad.metrics import mean, merge, partial, result
 from evergrad.trainer import session as sessions
 from evergrad.trainer.driver import Driver
-from evergrad.trainer.exchange import Exchange
+from evergrad.trainer.exchange import Exchange, Flow
 from evergrad.trainer.session import Session
-from evergrad.trainer.trainer import Answer, Identity, PushRefused, Trainer, Void
-from evergrad.update import Sync, Update
+from evergrad.trainer.trainer import Answer, Identity, PushRefused, RowGrads, SpanGrads, Trainer, Void
+from evergrad.update import Async, Sync, Update
 
 Batches = Generator[Any, None, None]
 
@@ -92,7 +94,8 @@ def init(update: Update | None = None, *, seed: int = 0, threads: int = 1, wire:
     is_embedded = sessions.MASTER not in os.environ
     session = embedded_session() if is_embedded else sessions.connect(os.environ, fingerprint())
     _seed_generators(seed)
-    return Job(session, Schema(seed, spec, (), (), Wire(wire)), is_embedded)
+    is_ahead = isinstance(update, Async) and update.ahead
+    return Job(session, Schema(seed, spec, (), (), Wire(wire)), is_embedded, is_ahead)
 
 
 def embedded_session(pservers: int = 1) -> Session:
@@ -112,10 +115,10 @@ class Job:
     the job ends elsewhere, the script is left by a `SystemExit`.
     """
 
-    def __init__(self, session: Session, schema: Schema, is_embedded: bool) -> None:
+    def __init__(self, session: Session, schema: Schema, is_embedded: bool, is_ahead: bool = False) -> None:
         self._session = session
         self._schema = schema
-        self._is_embedded = is_embedded
+        self._is_embedded, self._is_ahead = is_embedded, is_ahead
         self._bound: BoundModel | None = None
         self._optimizer: JobOptimizer | None = None
         self._until = 0
@@ -125,6 +128,7 @@ class Job:
         self._calls: Counter[tuple[str, int]] = Counter()
         self._done: Done | None = None
         self._batch: _Batch | None = None
+        self._pushing: tuple[AsyncTask, int, Flow[None]] | None = None
         self._loop: Callable[[], Batches | None] = lambda: None
         self._warned: set[str] = set()
 
@@ -231,7 +235,7 @@ class Job:
         seed = self._mixed_seed("task", task.epoch, task.step, task.index)
         batch = _Batch(task, task.step, ids.size)
         try:
-            yield self._open(batch, Version(task.generation, task.step), data, ids, seed, training=True)
+            yield self._enter(batch, self._fetch(Version(task.generation, task.step), data, ids, seed, training=True))
         except Void:
             return
         self._warn_if_no_step(batch)
@@ -240,23 +244,48 @@ class Job:
 
     def _async_task(self, task: AsyncTask, data: Dataset, spec: DataSpec, shuffle: bool) -> Batches:
         ids = epoch_order(spec.samples, self._schema.seed, task.epoch, np.arange(task.start, task.stop), shuffle)
+        count = -(-ids.size // spec.batch_size)
         metrics: dict[str, Partial] = {}
+
+        def fetch(number: int) -> _Fetched:
+            part = ids[number * spec.batch_size : (number + 1) * spec.batch_size]
+            seed = self._mixed_seed("task", task.epoch, task.first + number, 0)
+            return self._fetch(Version(task.generation, NEWEST), data, part, seed, training=True)
+
+        ahead: _Fetched | None = None
         try:
-            first = self._session.driver.run(self._session.trainer.where(task))
-            for number in range(first, -(-ids.size // spec.batch_size)):
-                part = ids[number * spec.batch_size : (number + 1) * spec.batch_size]
-                seed = self._mixed_seed("task", task.epoch, task.first + number, 0)
-                batch = _Batch(task, task.first + number, part.size, number)
-                yield self._open(batch, Version(task.generation, -1), data, part, seed, training=True)
+            for number in range(self._session.driver.run(self._session.trainer.where(task)), count):
+                fetched = ahead or fetch(number)
+                ahead = fetch(number + 1) if self._is_ahead and number + 1 < count else None
+                batch = _Batch(task, task.first + number, fetched.samples, number)
+                yield self._enter(batch, fetched)
                 self._warn_if_no_step(batch)
-                if batch.is_void:
-                    return
                 if not batch.contributed:
-                    self._session.driver.run(self._session.trainer.push_batch(task, number, [], []))
+                    self._push_batch(task, number, [], [])
+                if ahead is None:
+                    self._finish_push()
                 metrics = _added(metrics, batch.metrics)
         except Void:
             return
+        finally:
+            self._pushing = None
         self._done = TrainDone(task.generation, task.attempt, True, metrics)
+
+    def _push_batch(self, task: AsyncTask, number: int, rows: list[RowGrads], spans: list[SpanGrads]) -> None:
+        """Start to push a batch, once the one before is applied."""
+        self._finish_push()
+        flow = self._session.driver.start(self._session.trainer.push_batch(task, number, rows, spans))
+        self._pushing = task, number, flow
+
+    def _finish_push(self) -> None:
+        """Wait until the batch on its way is applied; one that is refused counts as done with nothing in it."""
+        while self._pushing is not None:
+            (task, number, flow), self._pushing = self._pushing, None
+            try:
+                self._session.driver.run(flow)
+            except PushRefused as exc:
+                self._warn(f"a batch was left out: {exc}")
+                self._push_batch(task, number, [], [])
 
     def evaluate(self, fn: Callable[[Any], Mapping[str, Any]], dataset: object, batch_size: int) -> dict[str, Any]:
         """Evaluate the model as it is now, the work shared out among the trainers; all get the same totals.
@@ -306,7 +335,8 @@ class Job:
         ids = np.arange(task.start, task.stop)
         seed = self._mixed_seed("evaluate", self._place, ordinal, task.start)
         try:
-            batch = self._open(None, Version(task.generation, task.version), data, ids, seed, training=False)
+            at = Version(task.generation, task.version)
+            batch = self._enter(None, self._fetch(at, data, ids, seed, training=False))
         except Void:
             return None
         with torch.no_grad():
@@ -382,12 +412,11 @@ class Job:
         batch.has_stepped = True
         try:
             rows, spans = bound.contribution(self._optimizer)
-            trainer = self._session.trainer
-            if isinstance(batch.task, SyncTask):
-                flow = trainer.push(batch.task, batch.task.step, batch.task.index, batch.samples, rows, spans)
+            task, trainer = batch.task, self._session.trainer
+            if isinstance(task, SyncTask):
+                self._session.driver.run(trainer.push(task, task.step, task.index, batch.samples, rows, spans))
             else:
-                flow = trainer.push_batch(batch.task, batch.number, rows, spans)
-            self._session.driver.run(flow)
+                self._push_batch(task, batch.number, rows, spans)
             batch.contributed = True
         except Void:
             batch.is_void = True
@@ -421,17 +450,23 @@ class Job:
             return None
         return TrainDone(task.generation, task.attempt, True, {})
 
-    def _open(self, batch: "_Batch | None", at: Version, data: Dataset, ids: Any, seed: int, training: bool) -> Any:
-        """Fetch a batch and what it needs of the model; raises `Void` if the version has passed."""
+    def _fetch(self, at: Version, data: Dataset, ids: NDArray[np.int64], seed: int, training: bool) -> "_Fetched":
+        """Fetch a batch and ask for what it needs of the model."""
+        bound = self._check_bound("batches")
+        _seed_generators(seed)
+        batch = data.fetch(ids)
+        return _Fetched(batch, bound.request(at, batch, training), seed, ids.size)
+
+    def _enter(self, batch: "_Batch | None", fetched: "_Fetched") -> Any:
+        """Put what a batch needs into the model; raises `Void` if the version has passed."""
         bound = self._check_bound("batches")
         assert self._optimizer is not None
-        _seed_generators(seed)
-        fetched = data.fetch(ids)
-        bound.open(at, fetched, training)
+        bound.enter(fetched.requested)
         if batch is not None:
             self._optimizer.at_step(batch.step)
         self._batch = batch
-        return fetched
+        _seed_generators(fetched.seed + 1)
+        return fetched.batch
 
     def _close_batch(self) -> None:
         self._batch = None
@@ -467,6 +502,15 @@ class Job:
         if text not in self._warned:
             self._warned.add(text)
             warnings.warn(text, UserWarning, stacklevel=3)
+
+
+class _Fetched(NamedTuple):
+    """A batch that was read, what was asked for it, and its seed (of reading; the next is that of computing)."""
+
+    batch: Any
+    requested: Requested
+    seed: int
+    samples: int
 
 
 class _Batch:
