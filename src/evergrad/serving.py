@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from evergrad.checkpoint.model import DENSE, Model, SavedTable
-from evergrad.errors import CheckpointError
+from evergrad.errors import CheckpointError, ConfigError
 from evergrad.kernels.hashing import unique
 from evergrad.kernels.initial import initial_rows, table_seed
 from evergrad.messages import Floats, Keys
@@ -26,6 +26,7 @@ def load_model(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
 
     Raises:
         CheckpointError: the folder holds no complete model, or not one of this class; says what differs.
+        ConfigError: the model given is on the device "meta".
     Cost: the tables are held in memory, and sorted once: about 24 bytes a row besides the rows.
     """
     saved = Model(Path(path))
@@ -107,6 +108,8 @@ def _load_dense(model: nn.Module, saved: Model) -> None:
         differ = f"lacks {', '.join(missing)}" if missing else f"has {', '.join(extra)} more"
         raise CheckpointError(f"{saved.path} is of another model: it {differ}")
     for name, tensor in wanted.items():
+        if tensor.is_meta:
+            raise ConfigError(f"{name!r} has no memory; call model.to_empty(device='cpu') on the model first")
         if values[name].shape != tensor.shape:
             raise CheckpointError(
                 f"{name!r} is {list(values[name].shape)} in {saved.path}, {list(tensor.shape)} in this model"

@@ -277,7 +277,7 @@ def is_inside(status: Status, first: int = 0, epoch: int | None = None) -> bool:
 
 def reached(file: Path) -> set[int]:
     """The pids of the trainers that have come to where the script waits for `file`."""
-    return {int(p.suffix[1:]) for p in file.parent.glob(f"{file.name}.*")}
+    return {int(p.suffix[1:]) for p in file.parent.glob(f"{file.name}.*") if p.suffix[1:].isdigit()}
 
 
 def _family(running: Running) -> list[psutil.Process]:

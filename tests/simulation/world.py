@@ -448,4 +448,5 @@ def fault_free(plan: Plan) -> World:
     world = World(plan, seed=0, pservers=1, trouble=CALM)
     world.run_unjudged()
     assert not world.faults, world.report()
+    assert world._is_over(), "a job that nothing happens to does not end"
     return world

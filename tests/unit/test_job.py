@@ -331,6 +331,13 @@ def test_a_function_that_returns_no_dict_is_refused(new_job, result):
     assert steps_taken(job, model) == 0
 
 
+def test_metrics_that_do_not_add_up_are_refused_with_their_names(new_job):
+    job = new_job()
+    begin(job)
+    with pytest.raises(ConfigError, match=r"batches returned different metrics, \['a8'\] and \['a4'\]"):
+        job.evaluate(lambda batch: {f"a{len(batch['n'])}": 1}, DATA, 8)
+
+
 def test_a_metric_that_is_no_number_is_refused(new_job):
     job = new_job()
     model, _ = begin(job)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import evergrad as eg
-from evergrad.errors import CheckpointError
+from evergrad.errors import CheckpointError, ConfigError
 from evergrad.kernels.initial import initial_rows, table_seed
 
 KEYS = np.array([-(2**63), -5, -1, 0, 1, 7, 2**40, 2**63 - 1])
@@ -197,6 +197,15 @@ def test_parameters_and_tables_more_or_fewer_are_named(new_job, tmp_path):
     model.more = eg.Embedding("more", 1)
     with pytest.raises(CheckpointError, match="it has no table 'more', only 'user', 'genres'"):
         eg.load_model(model, tmp_path / "model")
+
+
+def test_a_model_without_memory_is_refused(new_job, tmp_path):
+    save(new_job(), tmp_path / "model")
+    with torch.device("meta"):
+        model = Net()
+    with pytest.raises(ConfigError, match=r"call model.to_empty\(device='cpu'\) on the model first"):
+        eg.load_model(model, tmp_path / "model")
+    assert torch.isfinite(eg.load_model(model.to_empty(device="cpu"), tmp_path / "model")(batch())).all()
 
 
 def test_a_dense_file_that_changed_is_refused(new_job, tmp_path):

@@ -324,7 +324,7 @@ class Job:
 
     def _give_up_evaluation(self, want: WantTotals, totals: dict[str, Partial]) -> None:
         """Hand in anything for the tasks left: nobody else is here to see the result, and the job can go on."""
-        with suppress(EvergradError):
+        with suppress(EvergradError, SystemExit):
             while isinstance(task := self._ask(want), EvalTask):
                 self._done = EvalDone(task.generation, task.attempt, totals)
 

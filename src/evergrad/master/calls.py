@@ -21,7 +21,7 @@ class Evaluation:
         self.data = data
         self.totals: dict[str, Partial] = {}
         self._count = eval_tasks(data.samples, data.batch_size)
-        self._pool = TaskPool(range(self._count), numbers, {})
+        self._pool = TaskPool(range(self._count), numbers, None)
         self._waiting: dict[int, dict[str, Partial]] = {}
         self._added = 0
 
@@ -64,7 +64,7 @@ class Saving:
     def __init__(self, path: str, numbers: AttemptNumbers) -> None:
         self.path = path
         self.failure: str | None = None
-        self._pool = TaskPool([0], numbers, {})
+        self._pool = TaskPool([0], numbers, None)
 
     @property
     def is_done(self) -> bool:

@@ -112,9 +112,9 @@ class Master:
             case Committed():
                 if self._pservers is not None and message.generation == self._generation:
                     self._pservers.committed(message)
-            case Missing():
+            case Missing() if message.generation == self._generation:
                 self.end(f"pserver {message.place} lacks a push that step {message.step} names; please report this bug")
-            case Deposed():
+            case Deposed() if message.term > self._term:
                 self.end(f"a newer master leads this job (term {message.term})")
             case Exited():
                 answer = self._exited(message)
@@ -152,9 +152,12 @@ class Master:
 
     # -- members -------------------------------------------------------------------------------------------------------
 
-    def _join(self, join: Join, now_s: float) -> Message:
+    def _join(self, join: Join, now_s: float) -> Message | None:
         if self.is_over:
             return Ended(join.request, self.failure)
+        if self.members.is_gone(join.member):
+            self.counters["messages of former members"] += 1
+            return None
         if join.member not in self.members:
             if reason := self._refuse_join(join):
                 self.counters["refused joins"] += 1

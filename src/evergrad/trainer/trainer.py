@@ -221,15 +221,16 @@ class Trainer:
             )
             if not isinstance(answer, Unknown):
                 return answer  # type: ignore[return-value]  # the tuple above is Answer and Unknown
-            yield from self.join()
-            if self._schema is not None:
-                yield from self.agree(self._schema)
+            yield from self._rejoin()
 
     def is_leader(self) -> Flow[bool]:
         """Whether this trainer is the leader."""
-        request = self._exchange.number()
-        answer = yield from self._ask_master(request, AskLeader(request, self.member), LeaderIs, Unknown)
-        return isinstance(answer, LeaderIs) and answer.leader
+        while True:
+            request = self._exchange.number()
+            answer = yield from self._ask_master(request, AskLeader(request, self.member), LeaderIs, Unknown)
+            if isinstance(answer, LeaderIs):
+                return answer.leader
+            yield from self._rejoin()
 
     def report(self, epoch: int, metrics: dict[str, float]) -> Flow[None]:
         """Have metrics shown."""
@@ -240,6 +241,12 @@ class Trainer:
         """Say goodbye, with the traceback of the script if it raised."""
         request = self._exchange.number()
         yield from self._call([(request, Send(self._master, Leave(request, self.member, failure)))])
+
+    def _rejoin(self) -> Flow[None]:
+        """The master has declared this trainer dead: come back as a new incarnation."""
+        yield from self.join()
+        if self._schema is not None:
+            yield from self.agree(self._schema)
 
     # -- the pservers --------------------------------------------------------------------------------------------------
 

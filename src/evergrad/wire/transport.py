@@ -21,6 +21,8 @@ log = logging.getLogger("evergrad.wire")
 
 QUEUE_MESSAGES = 1000
 """Messages kept for a slow peer, in each direction."""
+MAX_AT_ONCE = 100
+"""Messages taken from a socket before anything else has its turn."""
 MAX_FRAME_BYTES = 1 << 33
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -84,10 +86,10 @@ class Network:
                 self.counters["dropped: a peer's queue is full"] += 1
 
     def receive(self, socket: "zmq.Socket[bytes]") -> list[Received]:
-        """All that has come over this socket."""
+        """What has come over this socket, at most `MAX_AT_ONCE` messages."""
         received: list[Received] = []
         address = self._addresses[socket]
-        while (frames := _receive(socket)) is not None:
+        while len(received) < MAX_AT_ONCE and (frames := _receive(socket)) is not None:
             if bytes(frames[0]) == REFUSED and len(frames) == 2:
                 raise Fenced(f"{address} refuses: {bytes(frames[1]).decode(errors='replace')}")
             try:
@@ -160,11 +162,11 @@ class Listener(Network):
                 self._answer(send)
 
     def receive(self, socket: "zmq.Socket[bytes]") -> list[Received]:
-        """All that has come over this socket."""
+        """What has come over this socket, at most `MAX_AT_ONCE` messages."""
         if socket is not self._router:
             return super().receive(socket)
         received: list[Received] = []
-        while (frames := _receive(socket)) is not None:
+        while len(received) < MAX_AT_ONCE and (frames := _receive(socket)) is not None:
             peer, body = bytes(frames[0]), frames[1:]
             try:
                 if not self._codec.is_ours(body):
