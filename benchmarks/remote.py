@@ -53,7 +53,7 @@ def pserver_with(rows: int, dim: int) -> tuple[Pserver, Schema]:
     for step, keys in enumerate(np.array_split(np.arange(rows), max(1, rows // 500_000))):
         grads = (TableGrads(0, 0.01, keys, np.ones((keys.size, dim), np.float32)),)
         attempt = Attempt(1, step)
-        pserver.handle("trainer", Push(Request(step), GENERATION, step, 0, attempt, 0, 1, 1, grads, ()))
+        pserver.handle("trainer", Push(Request(step), GENERATION, step, 0, attempt, 1, grads, ()))
         pserver.handle("master", Commit(term, GENERATION, step, ((0, attempt),), None))
     return pserver, schema
 
@@ -97,6 +97,7 @@ class Ours:
         self._keys = np.random.default_rng(1).choice(rows, keys, replace=False)
 
     def __call__(self) -> object:
+        """One pull."""
         return self._driver.run(self._trainer.pull(GENERATION, -1, [(0, self._keys)], [], evaluating=False)).rows
 
     def close(self) -> None:
@@ -114,6 +115,7 @@ class Bare:
         self._request = b"x" * request_bytes
 
     def __call__(self) -> object:
+        """One request and its answer."""
         self._dealer.send(self._request, copy=False)
         return self._dealer.recv_multipart(copy=False)
 

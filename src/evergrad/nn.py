@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from evergrad import init_rows
+from evergrad.checks import whole_number
 from evergrad.errors import ConfigError
 from evergrad.init_rows import Initializer
 from evergrad.lookup import gather
@@ -58,8 +59,7 @@ class Table(nn.Module):
             raise ConfigError(f"{name!r} is no name for a table; give printable characters without a slash")
         if len(quote(name, safe="")) > MAX_NAME:
             raise ConfigError(f"the table name {name[:20]!r}... is too long for a file name; give a shorter one")
-        if type(dim) is not int or dim < 1:
-            raise ConfigError(f"table {name!r}: dim is {dim!r}; give a whole number of one or more")
+        dim = whole_number(f"table {name!r}: dim", dim, least=1)
         if init is not None and not isinstance(init, Initializer):
             raise ConfigError(f"table {name!r}: init is {init!r}; give one of eg.init_rows, as eg.init_rows.normal()")
         if unseen not in UNSEEN:

@@ -37,10 +37,10 @@ def test_what_fits_is_one_message_with_nothing_copied() -> None:
 def test_a_push_in_parts_is_the_same_push_whatever_the_order_of_its_parts(limit: int, order: list[int]) -> None:
     rng = np.random.default_rng(limit)
     tables = [TableGrads(t, 0.1, np.arange(n), rng.random((n, 3), np.float32)) for t, n in ((0, 7), (1, 0), (2, 4))]
-    groups = [GroupGrads(0, 0, 0.1, rng.random(9, np.float32), np.ones(2, np.uint8))]
+    groups = [GroupGrads(0, 0.1, rng.random(9, np.float32), np.ones(2, np.uint8))]
     cut = cut_push(tables, groups, limit)
     attempt = Attempt(1, 1)
-    messages = [Push(Request(i), Generation(1), 0, 0, attempt, i, len(cut), 1, *part) for i, part in enumerate(cut)]
+    messages = [Push(Request(i), Generation(1), 0, 0, attempt, 1, *part, i, len(cut)) for i, part in enumerate(cut)]
     shuffled = sorted(messages, key=lambda m: order[m.part % 8])
     parts = Parts()
     (whole,) = [w for m in shuffled if (w := parts.add("push", m)) is not None]

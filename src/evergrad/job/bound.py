@@ -124,7 +124,7 @@ class BoundModel:
         rows = [RowGrads(g.table, of_tables[g.table], g.keys, g.grads) for g in self._rows.gradients()]
         for r in rows:
             if not all_finite(r.grads.reshape(-1)):
-                raise NotFinite(f"table {self.tables[r.table].name!r}")
+                raise NotFinite(f"the gradient of table {self.tables[r.table].name!r}")
         spans = []
         rates = iter(of_groups)
         for number, group in enumerate(self.groups):

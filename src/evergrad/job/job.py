@@ -19,9 +19,11 @@ from numpy.typing import NDArray
 from torch import nn
 
 from evergrad.checkpoint.model import new_model
+from evergrad.checks import whole_number
 from evergrad.data.dataset import Dataset, as_dataset
 from evergrad.data.order import epoch_order
 from evergrad.errors import ConfigError, EvergradError
+from evergrad.job.alignment import aligned
 from evergrad.job.bound import BoundModel, Requested, Version
 from evergrad.job.dense import NotFinite, Rules
 from evergrad.job.embedded import MASTER as LOCAL_MASTER
@@ -86,8 +88,7 @@ def init(update: Update | None = None, *, seed: int = 0, threads: int = 1, wire:
         raise ConfigError(f"update is {update!r}; give eg.Sync(...) or eg.Async(...)")
     spec = (Sync() if update is None else update).spec()
     seed = _seed(os.environ.get(sessions.SEED, seed))
-    if threads < 1:
-        raise ConfigError(f"threads is {threads}; give one or more")
+    threads = whole_number("threads", threads, least=1)
     if wire not in list(Wire):
         raise ConfigError(f"wire is {wire!r}; give one of {', '.join(Wire)}")
     torch.set_num_threads(threads)
@@ -165,8 +166,7 @@ class Job:
         Leaving the loop early ends it for all trainers. A further loop goes on where the last one ended.
         """
         self._check_bound("epochs")
-        if type(count) is not int or count < 0:
-            raise ConfigError(f"job.epochs: the number of epochs is {count!r}; give a whole number of zero or more")
+        count = whole_number("job.epochs: the number of epochs", count, least=0)
         if self._epoch is not None:
             raise ConfigError("job.epochs() inside job.epochs(): end the outer loop first")
         first, self._until = self._until, self._until + count
@@ -182,7 +182,8 @@ class Job:
                 epoch = self._epoch = self._place = answer.epoch
                 yield epoch - first
         except GeneratorExit:
-            self._done = BreakDone(epoch, self._until)
+            last = self._done.last if isinstance(self._done, BreakDone) else None
+            self._done = BreakDone(epoch, self._until, last)
         finally:
             self._epoch, self._place = None, self._until
 
@@ -225,7 +226,7 @@ class Job:
                     case Over():
                         return
         except BaseException:
-            self._done = BreakDone(epoch, 0)
+            self._done = BreakDone(epoch, 0, self._done if isinstance(self._done, TrainDone) else None)
             raise
         finally:
             self._close_batch()
@@ -236,11 +237,15 @@ class Job:
         batch = _Batch(task, task.step, ids.size)
         try:
             yield self._enter(batch, self._fetch(Version(task.generation, task.step), data, ids, seed, training=True))
+            self._warn_if_no_step(batch)
+        except GeneratorExit:
+            batch.is_void = batch.is_void or not batch.contributed
+            raise
         except Void:
-            return
-        self._warn_if_no_step(batch)
-        if not batch.is_void:
-            self._done = TrainDone(task.generation, task.attempt, batch.contributed, batch.metrics)
+            batch.is_void = True
+        finally:
+            if not batch.is_void:
+                self._done = TrainDone(task.generation, task.attempt, batch.contributed, batch.metrics)
 
     def _async_task(self, task: AsyncTask, data: Dataset, spec: DataSpec, shuffle: bool) -> Batches:
         ids = epoch_order(spec.samples, self._schema.seed, task.epoch, np.arange(task.start, task.stop), shuffle)
@@ -265,6 +270,10 @@ class Job:
                 if ahead is None:
                     self._finish_push()
                 metrics = _added(metrics, batch.metrics)
+        except GeneratorExit:
+            with suppress(Void):
+                self._finish_push()
+            raise
         except Void:
             return
         finally:
@@ -304,7 +313,6 @@ class Job:
         ordinal = self._call("evaluate")
         modes = {module: module.training for module in bound.model.modules()}
         bound.model.eval()
-        totals: dict[str, Partial] = {}
         try:
             while True:
                 answer = self._ask(WantTotals(self._place, ordinal, spec))
@@ -312,42 +320,29 @@ class Job:
                     case TotalsAre():
                         return {name: result(total) for name, total in answer.totals.items()}
                     case EvalTask():
-                        totals = self._evaluate_task(answer, fn, data, ordinal) or totals
-        except (Exception, KeyboardInterrupt):
-            if self._is_embedded:
-                self._give_up_evaluation(WantTotals(self._place, ordinal, spec), totals)
-            raise
+                        self._evaluate_task(answer, fn, data, ordinal)
         finally:
             self._close_batch()
             for module, training in modes.items():
                 module.training = training
 
-    def _give_up_evaluation(self, want: WantTotals, totals: dict[str, Partial]) -> None:
-        """Hand in anything for the tasks left: nobody else is here to see the result, and the job can go on."""
-        with suppress(EvergradError, SystemExit):
-            while isinstance(task := self._ask(want), EvalTask):
-                self._done = EvalDone(task.generation, task.attempt, totals)
-
     def _evaluate_task(
         self, task: EvalTask, fn: Callable[[Any], Mapping[str, Any]], data: Dataset, ordinal: int
-    ) -> dict[str, Partial] | None:
-        """Compute one task's metrics; returns them, or None if the task is void."""
+    ) -> None:
         ids = np.arange(task.start, task.stop)
         seed = self._mixed_seed("evaluate", self._place, ordinal, task.start)
+        at = Version(task.generation, task.version)
         try:
-            at = Version(task.generation, task.version)
             batch = self._enter(None, self._fetch(at, data, ids, seed, training=False))
+            with torch.no_grad():
+                totals = _partials(fn(batch))
         except Void:
-            return None
-        with torch.no_grad():
-            found = fn(batch)
-        if not isinstance(found, Mapping):
-            raise ConfigError(
-                f"evaluate: the function returned a {type(found).__name__}; return a dict of metrics by name"
-            )
-        totals = {str(name): partial(value) for name, value in found.items()}
+            return
+        except (Exception, KeyboardInterrupt) as exc:
+            failure = f"evaluate: {type(exc).__name__} on one of the trainers: {exc}"
+            self._done = EvalDone(task.generation, task.attempt, {}, failure)
+            raise
         self._done = EvalDone(task.generation, task.attempt, totals)
-        return totals
 
     def report(self, metrics: Mapping[str, Any]) -> None:
         """Show metrics: inside `batches` of the present batch (means of the epoch are shown), else of the epoch."""
@@ -421,8 +416,7 @@ class Job:
         except Void:
             batch.is_void = True
         except (NotFinite, PushRefused) as exc:
-            self._warn(f"a batch was left out: NaN or infinity in the gradient of {exc}" if isinstance(exc, NotFinite)
-                       else f"a batch was left out: {exc}")  # fmt: skip
+            self._warn(f"a batch was left out: {exc}")
 
     def on_zero_grad(self) -> None:
         """The optimizer's `zero_grad`: rows forget their gradients too."""
@@ -454,7 +448,7 @@ class Job:
         """Fetch a batch and ask for what it needs of the model."""
         bound = self._check_bound("batches")
         _seed_generators(seed)
-        batch = data.fetch(ids)
+        batch = aligned(data.fetch(ids))
         return _Fetched(batch, bound.request(at, batch, training), seed, ids.size)
 
     def _enter(self, batch: "_Batch | None", fetched: "_Fetched") -> Any:
@@ -532,9 +526,14 @@ def _seed(value: object) -> int:
     return seed
 
 
+def _partials(found: object) -> dict[str, Partial]:
+    if not isinstance(found, Mapping):
+        raise ConfigError(f"evaluate: the function returned a {type(found).__name__}; return a dict of metrics by name")
+    return {str(name): partial(value) for name, value in found.items()}
+
+
 def _data(dataset: object, batch_size: int, shuffle: bool) -> tuple[Dataset, DataSpec]:
-    if type(batch_size) is not int or batch_size < 1:
-        raise ConfigError(f"batch_size is {batch_size!r}; give a whole number of one or more")
+    batch_size = whole_number("batch_size", batch_size, least=1)
     data = as_dataset(dataset)
     fingerprint = f"{data.fingerprint()} {'shuffled' if shuffle else 'in order'}"
     return data, DataSpec(len(data), fingerprint, batch_size)

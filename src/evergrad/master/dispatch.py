@@ -49,7 +49,7 @@ class TaskPool:
 
     def __init__(self, indices: Sequence[int], numbers: AttemptNumbers, owners: Mapping[int, Member] | None) -> None:
         self._numbers = numbers
-        self._owners = owners or {}
+        self._owners = {} if owners is None else owners
         self._fresh = iter(indices if owners is None else ())
         self._fresh_left = len(indices) if owners is None else 0
         self._todo: dict[int, None] = {} if owners is None else dict.fromkeys(indices)

@@ -145,10 +145,10 @@ class GroupGrads(msgspec.Struct, frozen=True):
     """
 
     group: int
-    start: int
     lr: float
     values: AnyArray
     present: Flags
+    start: int = 0
 
 
 class Push(Message, frozen=True):
@@ -159,11 +159,11 @@ class Push(Message, frozen=True):
     step: int
     task: int
     attempt: Attempt
-    part: int
-    parts: int
     samples: int
     tables: tuple[TableGrads, ...]
     groups: tuple[GroupGrads, ...]
+    part: int = 0
+    parts: int = 1
 
 
 class PushBatch(Message, frozen=True):
@@ -173,12 +173,11 @@ class PushBatch(Message, frozen=True):
     generation: Generation
     epoch: int
     task: int
-    attempt: Attempt
     batch: int
-    part: int
-    parts: int
     tables: tuple[TableGrads, ...]
     groups: tuple[GroupGrads, ...]
+    part: int = 0
+    parts: int = 1
 
 
 class Pushed(Message, frozen=True):

@@ -51,7 +51,7 @@ def _joined(parts: Sequence[P]) -> P:
         for table, r in rows.items()
     )
     groups = tuple(
-        GroupGrads(group, 0, s[0].lr, np.concatenate([g.values for g in s]), s[0].present)
+        GroupGrads(group, s[0].lr, np.concatenate([g.values for g in s]), s[0].present)
         for group, s in ((group, sorted(s, key=lambda g: g.start)) for group, s in spans.items())
     )
     return msgspec.structs.replace(parts[0], part=0, parts=1, tables=tables, groups=groups)

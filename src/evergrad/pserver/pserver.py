@@ -184,7 +184,7 @@ class Pserver:
             case Push():
                 return self._push(message, model, admission)
             case PushBatch():
-                return self._push_batch(message, model, admission)
+                return self._push_batch(src, message, model, admission)
             case Where():
                 return Here(message.request, self._batches(message.epoch, message.task))
             case Export():
@@ -230,7 +230,7 @@ class Pserver:
             self._staged[key] = whole
         return Pushed(push.request)
 
-    def _push_batch(self, push: PushBatch, model: Model, admission: Admission) -> Message | None:
+    def _push_batch(self, src: str, push: PushBatch, model: Model, admission: Admission) -> Message | None:
         applied = self._batches(push.epoch, push.task)
         if self._version == INIT_STEP or push.batch > applied:
             return None
@@ -242,7 +242,7 @@ class Pserver:
             return self._refused(push.request, reason)
         if full := self._full(push, model):
             return full
-        whole = self._parts.add((push.epoch, push.task, push.attempt, push.batch), push)
+        whole = self._parts.add((src, push.epoch, push.task, push.batch), push)
         if whole is None:
             return Pushed(push.request)
         if reason := admission.refuse_whole(self._version, whole.groups):

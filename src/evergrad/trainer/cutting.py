@@ -78,6 +78,6 @@ def cut_push(
                 rows.append(TableGrads(t.table, t.lr, t.keys[start:stop], t.grads[start:stop]))
             else:
                 g = groups[item - len(tables)]
-                spans.append(GroupGrads(g.group, start, g.lr, g.values[start:stop], g.present))
+                spans.append(GroupGrads(g.group, g.lr, g.values[start:stop], g.present, start))
         messages.append((tuple(rows), tuple(spans)))
     return messages

@@ -300,7 +300,7 @@ class Trainer:
 
         def message(request: Request, part: Part) -> Message:
             number, of, tables, groups = part
-            return Push(request, task.generation, step, index, task.attempt, number, of, samples, tables, groups)
+            return Push(request, task.generation, step, index, task.attempt, samples, tables, groups, number, of)
 
         yield from self._push_parts(rows, spans, message)
 
@@ -311,9 +311,7 @@ class Trainer:
 
         def message(request: Request, part: Part) -> Message:
             number, of, tables, groups = part
-            return PushBatch(
-                request, task.generation, task.epoch, task.task, task.attempt, batch, number, of, tables, groups
-            )
+            return PushBatch(request, task.generation, task.epoch, task.task, batch, tables, groups, number, of)
 
         yield from self._push_parts(rows, spans, message)
 
@@ -377,7 +375,7 @@ class Trainer:
             groups = []
             for s in spans:
                 span = span_owned(s.values.size, p.place, places)
-                groups.append(GroupGrads(s.group, 0, s.lr, s.values[span.start : span.stop], s.present))
+                groups.append(GroupGrads(s.group, s.lr, s.values[span.start : span.stop], s.present))
             shares.append((tables, groups))
         return shares
 

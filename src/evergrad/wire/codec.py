@@ -1,8 +1,8 @@
 """Messages to frames and back, with every size checked before anything is used.
 
-    frame 0     preamble: b"EGRD", then 8 bytes made of the protocol and the job's name;
-                after it the message in MessagePack, each array as (its number, type, shape)
-    frame 1..   the arrays' bytes, in the order in which the message names them
+    frame 0     preamble: b"EGRD", then 8 bytes made of the protocol and the job's name
+    frame 1     the message in MessagePack, each array as (number of its frame, type, shape)
+    frame 2..   the arrays' bytes, in the order in which the message names them
 
 A process of another version or job has another preamble, so it is told so before anything of it is decoded. The answer
 to it, a refusal, is the one format that never changes: b"EGRD refused" and a sentence in UTF-8.
@@ -20,7 +20,6 @@ from evergrad.messages import AnyArray, AnyMessage, Message
 from evergrad.version import VERSION
 
 REFUSED = b"EGRD refused"
-PREAMBLE_BYTES = 12
 MAX_HEADER_BYTES = 64 << 20
 MAX_DIMENSIONS = 8
 DTYPES = {np.dtype(t).str: np.dtype(t) for t in (np.float32, np.float64, np.int64, np.uint8, np.uint16)}
@@ -63,11 +62,11 @@ class Codec:
         """The frames of a message."""
         self._out = []
         header = self._encoder.encode(message)
-        return [self._preamble + header, *(a.data.cast("B") if a.size else b"" for a in self._out)]
+        return [self._preamble, header, *(a.data.cast("B") if a.size else b"" for a in self._out)]
 
     def is_ours(self, frames: Sequence[Frame]) -> bool:
         """Whether the frames begin as those of this job and version do."""
-        return bool(frames) and frames[0][:PREAMBLE_BYTES] == self._preamble
+        return bool(frames) and frames[0] == self._preamble
 
     def decode(self, frames: Sequence[Frame]) -> AnyMessage:
         """The message in these frames.
@@ -75,14 +74,13 @@ class Codec:
         Raises:
             Malformed: they are not exactly one message; the text says what is wrong.
         """
-        if not self.is_ours(frames):
+        if not self.is_ours(frames) or len(frames) < 2:
             raise Malformed("not a message of this job and version")
-        header = memoryview(frames[0])[PREAMBLE_BYTES:]
-        if len(header) > MAX_HEADER_BYTES:
-            raise Malformed(f"a header of {len(header)} bytes; at most {MAX_HEADER_BYTES} are read")
-        self._in, self._taken = frames[1:], 0
+        if len(frames[1]) > MAX_HEADER_BYTES:
+            raise Malformed(f"a header of {len(frames[1])} bytes; at most {MAX_HEADER_BYTES} are read")
+        self._in, self._taken = frames[2:], 0
         try:
-            message = self._decoder.decode(header)
+            message = self._decoder.decode(frames[1])
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
             raise Malformed(str(exc)) from None
         finally:
