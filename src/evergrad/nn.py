@@ -9,8 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from evergrad import init_rows
+from evergrad.checks import whole_number
 from evergrad.errors import ConfigError
 from evergrad.init_rows import Initializer
+from evergrad.lookup import gather
 
 UNSEEN = ("zeros", "initializer")
 MODES = ("sum", "mean")
@@ -57,8 +59,7 @@ class Table(nn.Module):
             raise ConfigError(f"{name!r} is no name for a table; give printable characters without a slash")
         if len(quote(name, safe="")) > MAX_NAME:
             raise ConfigError(f"the table name {name[:20]!r}... is too long for a file name; give a shorter one")
-        if type(dim) is not int or dim < 1:
-            raise ConfigError(f"table {name!r}: dim is {dim!r}; give a whole number of one or more")
+        dim = whole_number(f"table {name!r}: dim", dim, least=1)
         if init is not None and not isinstance(init, Initializer):
             raise ConfigError(f"table {name!r}: init is {init!r}; give one of eg.init_rows, as eg.init_rows.normal()")
         if unseen not in UNSEEN:
@@ -124,8 +125,8 @@ class Embedding(Table):
 
     def forward(self, input: Tensor) -> Tensor:
         """Rows of the ids: int64 or int32 of any shape (*) give float32 of shape (*, dim)."""
-        (weight, index), padding = self._find(input)
-        return F.embedding(index, weight, padding)
+        (weight, row), _ = self._find(input)
+        return gather(weight, row)
 
 
 class EmbeddingBag(Table):

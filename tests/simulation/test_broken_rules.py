@@ -43,8 +43,8 @@ class ForgetsWhichCommitWasLast(Pserver):
 
 
 class StagesByTaskAlone(Pserver):
-    def _push(self, push, admission):
-        answer = super()._push(push, admission)
+    def _push(self, push, model, admission):
+        answer = super()._push(push, model, admission)
         newest = (push.task, push.attempt)
         self._staged = {key: p for key, p in self._staged.items() if key == newest or key[0] != push.task}
         return answer
@@ -62,9 +62,9 @@ class LeavesOutMissingPushes(Pserver):
 
 
 class AppliesEveryResending(Pserver):
-    def _push_batch(self, push, model, admission):
+    def _push_batch(self, src, push, model, admission):
         self._progress[push.task] = push.batch
-        return super()._push_batch(push, model, admission)
+        return super()._push_batch(src, push, model, admission)
 
 
 class KeepsTasksOfTheDead(Master):

@@ -27,6 +27,7 @@ from evergrad.messages import (
     Export,
     ExportPart,
     Generation,
+    GroupSpan,
     Heartbeat,
     HeartbeatReply,
     Join,
@@ -39,7 +40,7 @@ from evergrad.messages import (
     Role,
     Send,
 )
-from evergrad.placement import slots_owned
+from evergrad.placement import slots_owned, span_owned
 from evergrad.pserver.pserver import Pserver
 from evergrad.trainer.exchange import Exchange
 from evergrad.trainer.trainer import Identity, JobOver, Trainer
@@ -427,8 +428,12 @@ class World:
         for table in (USERS, COUNTS):
             for part in PARTS:
                 model[table, part] = b"".join(self._piece(p, table, part) for p in self.pservers)
-        pull = Pull(Request(0), Generation(1), NEWEST, True, (), tuple(range(5)))
-        spans = [p.pserver.handle("judge", pull)[0].message.groups for p in self.pservers]
+        spans = []
+        for place, p in enumerate(self.pservers):
+            sizes = [len(span_owned(group.size, place, len(self.pservers))) for group in self.plan.schema.groups]
+            groups = tuple(GroupSpan(group, 0, size) for group, size in enumerate(sizes))
+            pull = Pull(Request(0), Generation(1), NEWEST, True, (), groups)
+            spans.append(p.pserver.handle("judge", pull)[0].message.groups)
         return model | {group: b"".join(of[group].tobytes() for of in spans) for group in range(5)}
 
     def _piece(self, process: PserverProcess, table: int, part: ExportPart) -> bytes:

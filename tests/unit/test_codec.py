@@ -19,6 +19,7 @@ from evergrad.messages import (
     ExportPart,
     Generation,
     GroupGrads,
+    GroupSpan,
     Heartbeat,
     Member,
     Pull,
@@ -274,7 +275,7 @@ def test_random_frames_are_refused(frames):
 
 
 SOUND = [sent(push()), sent(Heartbeat(Request(1), Member("m"), 0.5)),
-         sent(Pull(Request(1), Generation(1), 0, True, (TableKeys(0, KEYS),), (0, 1))),
+         sent(Pull(Request(1), Generation(1), 0, True, (TableKeys(0, KEYS),), (GroupSpan(1, 2, 3),))),
          sent(Export(Request(1), Generation(1), 0, 0, ExportPart.KEYS, 0, 10))]  # fmt: skip
 
 

@@ -86,11 +86,10 @@ class Job:
         for place in range(pservers):
             self.join_pserver(place)
 
-    def join_pserver(self, place):
+    def join_pserver(self, place, incarnation=""):
         address = Address(f"tcp://127.0.0.1:{5000 + place}")
-        return self.say(
-            address, Join(Request(1), Role.PSERVER, Member(f"p{place}"), f"p{place}", 0, "", Place(place), address)
-        )
+        member = Member(f"p{place}{incarnation}")
+        return self.say(address, Join(Request(1), Role.PSERVER, member, f"p{place}", 0, "", Place(place), address))
 
     def say(self, src, message):
         """Hand the master a message; returns what `src` got for it, or None."""
@@ -239,8 +238,15 @@ def test_a_pserver_that_goes_before_the_model_is_known_may_be_replaced():
     assert not job.master.is_over
     job.join("a")
     assert "a" not in job.answers
-    job.join_pserver(1)
+    job.join_pserver(1, "anew")
     assert isinstance(job.answers["a"], Agreed)
+
+
+def test_a_late_copy_of_a_join_does_not_make_a_member_again():
+    job = Job(2)
+    job.say("x", Leave(Request(1), Member("p1")))
+    assert job.join_pserver(1) is None
+    assert job.master.counters["messages of former members"] == 1
 
 
 # -- the model ---------------------------------------------------------------------------------------------------------
@@ -637,7 +643,7 @@ def test_an_evaluation_that_others_did_not_call_is_refused():
     assert "run the same script everywhere" in job.ask("b", WantSaved(0, 0, "model")).reason
 
 
-def test_metrics_that_do_not_add_up_end_the_job_with_what_differs():
+def test_metrics_that_do_not_add_up_are_refused_with_what_differs():
     job = Job()
     job.begin("a")
     job.train("a")
@@ -645,7 +651,8 @@ def test_metrics_that_do_not_add_up_end_the_job_with_what_differs():
     task = job.ask("a", want, evaluated(job.ask("a", want), 1.0))
     answer = job.ask("a", want, EvalDone(task.generation, task.attempt, {"auc": partial(1.0)}))
     assert isinstance(answer, Refused)
-    assert "different metrics" in job.master.failure
+    assert "different metrics" in answer.reason
+    assert not job.master.is_over, "the scripts may go on"
 
 
 def test_a_model_is_saved_by_one_trainer_and_all_are_told():

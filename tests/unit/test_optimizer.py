@@ -320,7 +320,7 @@ def test_a_batch_with_a_gradient_that_is_no_number_is_left_out_whole(new_job, ps
 
     with pytest.warns(UserWarning, match="a batch was left out: NaN or infinity in the gradient of") as told:
         loop(job, body)
-    assert ("table 't'" if where == "row" else "gradient of w") in str(told[0].message)
+    assert ("table 't'" if where == "row" else "gradient of 'w'") in str(told[0].message)
     assert values(job, model) == (-2.0, -2.0)
 
 
@@ -336,7 +336,7 @@ def test_a_buffer_that_turned_to_no_number_leaves_its_batch_out(new_job, pserver
         model[1](batch["x"]).sum().backward()
         optimizer.step()
 
-    with pytest.warns(UserWarning, match=r"NaN or infinity in .* 0\.running_mean"):
+    with pytest.warns(UserWarning, match="NaN or infinity in buffer '0.running_mean'"):
         loop(job, body)
     job.evaluate(lambda batch: {}, DATA, 12)
     assert torch.isfinite(model[0].running_mean).all()

@@ -23,6 +23,7 @@ from evergrad.messages import (
     Generation,
     GroupGrads,
     GroupKind,
+    GroupSpan,
     GroupSpec,
     Here,
     Joined,
@@ -65,6 +66,7 @@ SCHEMA = Schema(
 MASTER, A, B = "tcp://127.0.0.1:1", "a", "b"
 FIRST, SECOND = Attempt(1, 1), Attempt(1, 2)
 KEYS = np.array([0, -1, 2**63 - 1], np.int64)
+WHOLE = GroupSpan(0, 0, 4)
 
 
 def restore(term=1, generation=1, member="p0", place=0, places=1):
@@ -76,7 +78,7 @@ def commit(step, *chosen, term=1, generation=1):
 
 
 def pull(version=0, keys=KEYS, evaluating=False, request=1, generation=1):
-    return Pull(Request(request), Generation(generation), version, evaluating, (TableKeys(0, keys),), (0,))
+    return Pull(Request(request), Generation(generation), version, evaluating, (TableKeys(0, keys),), (WHOLE,))
 
 
 def rows(value=1.0, keys=KEYS, table=0):
@@ -294,7 +296,7 @@ def test_a_pull_of_what_is_not_there_is_refused_with_the_reason():
     pserver = begun()
     unknown = replace(pull(), tables=(TableKeys(1, KEYS),))
     assert "table number 1" in ask(pserver, unknown).reason
-    assert "group number 4" in ask(pserver, replace(pull(), groups=(4,))).reason
+    assert "group number 4" in ask(pserver, replace(pull(), groups=(GroupSpan(4, 0, 1),))).reason
     assert "one dimension" in ask(pserver, pull(keys=KEYS.reshape(3, 1))).reason
     assert pserver.counters["refused requests"] == 3
 
@@ -304,9 +306,10 @@ def test_a_pull_of_another_pservers_keys_is_refused():
     pserver.handle(MASTER, restore(place=0, places=2))
     ask(pserver, Push(Request(1), Generation(1), INIT_STEP, 0, FIRST, 1, (), (span(10.0, 2),)))
     ask(pserver, commit(INIT_STEP, (0, FIRST)), MASTER)
-    keys = np.arange(50)
-    assert "another pserver" in ask(pserver, pull(keys=keys)).reason
-    assert isinstance(ask(pserver, pull(keys=keys[[s in slots_owned(0, 2) for s in slots_of(keys)]])), Pulled)
+    keys, half = np.arange(50), (GroupSpan(0, 0, 2),)
+    assert "another pserver" in ask(pserver, replace(pull(keys=keys), groups=half)).reason
+    owned = keys[[s in slots_owned(0, 2) for s in slots_of(keys)]]
+    assert isinstance(ask(pserver, replace(pull(keys=owned), groups=half)), Pulled)
 
 
 # -- staging and commits -----------------------------------------------------------------------------------------------

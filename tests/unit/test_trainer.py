@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from evergrad import init_rows
 from evergrad.errors import ConfigError, InvariantError
 from evergrad.kernels.hashing import slots_of
 from evergrad.messages import (
@@ -22,6 +23,8 @@ from evergrad.messages import (
     Exported,
     ExportPart,
     Generation,
+    GroupKind,
+    GroupSpec,
     Here,
     InitTask,
     Join,
@@ -32,6 +35,7 @@ from evergrad.messages import (
     Member,
     Noted,
     Over,
+    ParameterSpec,
     Place,
     PserverAt,
     Pull,
@@ -48,6 +52,7 @@ from evergrad.messages import (
     Send,
     Stale,
     SyncTask,
+    TableSpec,
     Term,
     Unknown,
     UpdateName,
@@ -57,12 +62,15 @@ from evergrad.messages import (
     WantEpoch,
     Where,
 )
+from evergrad.optim import SGD
 from evergrad.placement import slots_owned, span_owned
 from evergrad.trainer.exchange import Exchange
 from evergrad.trainer.trainer import Identity, JobOver, PushRefused, RowGrads, SpanGrads, Trainer, Void
 
 MASTER = Address("tcp://127.0.0.1:1")
-SCHEMA = Schema(0, UpdateSpec(UpdateName.SYNC, 1), (), ())
+TABLES = tuple(TableSpec(f"t{i}", 2, SGD().spec(), init_rows.zeros()) for i in range(5))
+GROUPS = (GroupSpec(GroupKind.FROZEN, None, (ParameterSpec("w", (27,), "float32"),)),) * 4
+SCHEMA = Schema(0, UpdateSpec(UpdateName.SYNC, 1), TABLES, GROUPS)
 TASK = SyncTask(Request(1), Term(1), Generation(1), Attempt(1, 1), 0, 6, 2, 0, 4)
 ASYNC_TASK = AsyncTask(Request(1), Term(1), Generation(1), Attempt(1, 1), 0, 3, 0, 4, 0)
 SAVE_TASK = SaveTask(Request(1), Term(1), Generation(1), Attempt(1, 1), 9)

@@ -16,8 +16,9 @@ from evergrad.kernels.merge import all_finite
 from evergrad.messages import NEWEST, AnyArray, Floats, Generation, GroupKind, Keys, TableSpec
 from evergrad.nn import Table
 from evergrad.optim import Rule
+from evergrad.trainer.exchange import Flow
 from evergrad.trainer.session import Session
-from evergrad.trainer.trainer import RowGrads, SpanGrads, Void
+from evergrad.trainer.trainer import PulledModel, RowGrads, SpanGrads, Void
 
 
 class Version(NamedTuple):
@@ -25,6 +26,16 @@ class Version(NamedTuple):
 
     generation: Generation
     version: int
+
+
+class Requested(NamedTuple):
+    """What was asked for a batch: its rows, dense groups by number, and the pull on its way, if there is any."""
+
+    at: Version
+    rows: BatchRows
+    groups: list[int]
+    pulling: Flow[PulledModel] | None
+    training: bool
 
 
 class BoundModel:
@@ -60,19 +71,36 @@ class BoundModel:
         return [(spec.name, self._rules[spec.name]) for spec in self.tables]
 
     def open(self, at: Version, batch: Any, training: bool) -> None:
-        """Pull what a batch needs and put it into the model. No gradient is left from another batch.
+        """Pull what a batch needs and put it into the model; raises as `enter`."""
+        self.enter(self.request(at, batch, training))
+
+    def request(self, at: Version, batch: Any, training: bool) -> "Requested":
+        """Ask for what a batch needs; the answer may come while something else is computed."""
+        rows = BatchRows(self._modules, self._numbers, self._puller(at, training), training)
+        wanted, groups = rows.wanted(batch), self._groups_to_pull(at)
+        flow = self._session.trainer.pull(at.generation, at.version, wanted, groups, evaluating=not training)
+        pulling = self._session.driver.start(flow) if wanted or groups else None
+        return Requested(at, rows, groups, pulling, training)
+
+    def enter(self, requested: "Requested") -> None:
+        """Put what was asked for into the model. No gradient is left from another batch.
 
         Raises:
             Void: the version has passed.
         """
-        rows = BatchRows(self._modules, self._numbers, self._puller(at, training), training)
-        self._pull(at, rows, batch, training)
-        self._rows = rows
+        at, rows, groups, pulling, training = requested
+        if pulling is not None:
+            pulled = self._session.driver.run(pulling)
+            rows.take(pulled.rows)
+            self._values.update(zip(groups, pulled.groups, strict=True))
+        self._held, self._rows = at, rows
+        for number, group in enumerate(self.groups):
+            if group.kind is not GroupKind.FROZEN or number in groups:
+                group.load(self._values[number])
+            if training:
+                group.zero_grad()
         for module in self._modules:
             module.source = rows
-        if training:
-            for group in self.groups:
-                group.zero_grad()
 
     def close(self) -> None:
         """The batch is done: its rows are let go."""
@@ -96,7 +124,7 @@ class BoundModel:
         rows = [RowGrads(g.table, of_tables[g.table], g.keys, g.grads) for g in self._rows.gradients()]
         for r in rows:
             if not all_finite(r.grads.reshape(-1)):
-                raise NotFinite(f"table {self.tables[r.table].name!r}")
+                raise NotFinite(f"the gradient of table {self.tables[r.table].name!r}")
         spans = []
         rates = iter(of_groups)
         for number, group in enumerate(self.groups):
@@ -123,19 +151,6 @@ class BoundModel:
         self.close()
         named = {p.name: t for g in self.groups for p, t in zip(g.spec.parameters, g.tensors, strict=True)}
         save_file({name: t.detach().cpu().contiguous().clone() for name, t in named.items()}, path)
-
-    def _pull(self, at: Version, rows: BatchRows, batch: Any, training: bool) -> None:
-        wanted = rows.wanted(batch)
-        groups = self._groups_to_pull(at)
-        if wanted or groups:
-            flow = self._session.trainer.pull(at.generation, at.version, wanted, groups, evaluating=not training)
-            pulled = self._session.driver.run(flow)
-            rows.take(pulled.rows)
-            self._values.update(zip(groups, pulled.groups, strict=True))
-        self._held = at
-        for number, group in enumerate(self.groups):
-            if group.kind is not GroupKind.FROZEN or number in groups:
-                group.load(self._values[number])
 
     def _groups_to_pull(self, at: Version) -> list[int]:
         """Nothing that is here already: not a version twice, and frozen parameters once a generation."""

@@ -19,7 +19,10 @@ Rules = Rule | Mapping[str, Rule]
 
 
 class NotFinite(Exception):
-    """A gradient or buffer has NaN or infinity; the text names it."""
+    """A gradient or buffer has NaN or infinity."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__(f"NaN or infinity in {where}")
 
 
 class Group:
@@ -75,6 +78,7 @@ class Group:
             start += parameter.size
 
     def _flat(self, tensors: Sequence[Tensor | None], check: bool = False) -> AnyArray:
+        what = "the gradient of" if self.kind is GroupKind.TRAINED else "buffer"
         flat: AnyArray = np.zeros(self.spec.size, self._dtype)
         target = torch.from_numpy(flat)
         for tensor, parameter, (a, b) in zip(tensors, self.spec.parameters, self._spans(), strict=True):
@@ -82,7 +86,7 @@ class Group:
                 continue
             target[a:b] = tensor.detach().reshape(-1)
             if check and not bool(torch.isfinite(target[a:b]).all()):
-                raise NotFinite(parameter.name)
+                raise NotFinite(f"{what} {parameter.name!r}")
         return flat
 
 

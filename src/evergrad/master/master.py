@@ -6,7 +6,6 @@ does next and when a step is complete, `pservers` what they still have to acknow
 
 from collections import Counter
 
-from evergrad.errors import DataError
 from evergrad.master.dispatch import AttemptNumbers
 from evergrad.master.members import Members, MemberState
 from evergrad.master.progress import Progress
@@ -210,10 +209,8 @@ class Master:
         if waiting is not None and message.request <= waiting[1].request:
             return None
         if isinstance(message, Ask):
-            if message.done is not None and (reason := self._done(message.done, now_s)):
-                answer = Refused(message.request, reason)
-                self._answered[message.member] = answer
-                return answer
+            if message.done is not None:
+                self._done(message.done, now_s)
             self._release(message.member)
         self._waiting[message.member] = src, message
         return None
@@ -278,24 +275,21 @@ class Master:
 
     # -- the script ----------------------------------------------------------------------------------------------------
 
-    def _done(self, done: Done, now_s: float) -> str | None:
-        """Take a report; returns why it is refused, or None. A report of an older generation is void."""
+    def _done(self, done: Done, now_s: float) -> None:
+        """Take a report; one of an older generation is void."""
         script = self._script
         if script is None or (not isinstance(done, BreakDone) and done.generation != self._generation):
-            return None
+            return
         if isinstance(done, TrainDone):
             samples, decided = script.initial_or_step(done, now_s)
             if samples:
                 self._progress.trained(script.training.number, samples, done.metrics, now_s)
             if decided is not None:
                 self._commit(decided)
-            return None
-        try:
-            script.take(done)
-        except DataError as exc:
-            self.end(str(exc))
-            return str(exc)
-        return None
+            return
+        if isinstance(done, BreakDone) and done.last is not None:
+            self._done(done.last, now_s)
+        script.take(done)
 
     def _commit(self, decided: Decided) -> None:
         assert self._pservers is not None

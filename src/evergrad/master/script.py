@@ -92,16 +92,12 @@ class Script:
         return samples, Decided(training.version - 1, chosen)
 
     def take(self, done: EvalDone | SaveDone | BreakDone) -> None:
-        """An evaluation, a saving or the leaving of a loop is reported.
-
-        Raises:
-            DataError: metrics of an evaluation do not add up.
-        """
+        """An evaluation, a saving or the leaving of a loop is reported."""
         match done:
             case EvalDone():
                 for evaluation in self._evaluations.values():
                     if not evaluation.is_done:
-                        evaluation.finish(done.attempt, done.totals)
+                        evaluation.finish(done)
             case SaveDone():
                 for saving in self._savings.values():
                     saving.finish(done.attempt, done.failure)
@@ -184,6 +180,8 @@ class Script:
         evaluation = self._evaluations[call]
         if want.data != evaluation.data:
             return Refused(ask.request, _other_data("evaluate", evaluation.data, want.data))
+        if evaluation.failure is not None:
+            return Refused(ask.request, evaluation.failure)
         if evaluation.is_done:
             return TotalsAre(ask.request, evaluation.totals)
         handed = evaluation.hand_out(ask.member, now.time_s)

@@ -80,6 +80,19 @@ class UpdateSpec(msgspec.Struct, frozen=True):
     backup_after_s: float | None = None
 
 
+class Wire(StrEnum):
+    """What a number of a row or of its gradient is on the wire; the pservers compute with float32 in any case."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+    @property
+    def item_bytes(self) -> int:
+        """Bytes of a number."""
+        return 4 if self is Wire.FLOAT32 else 2
+
+
 class Schema(msgspec.Struct, frozen=True):
     """What all trainers of a job must agree on."""
 
@@ -87,6 +100,7 @@ class Schema(msgspec.Struct, frozen=True):
     update: UpdateSpec
     tables: tuple[TableSpec, ...]
     groups: tuple[GroupSpec, ...]
+    wire: Wire = Wire.FLOAT32
 
 
 class DataSpec(msgspec.Struct, frozen=True):

@@ -22,7 +22,7 @@ from evergrad.version import VERSION
 REFUSED = b"EGRD refused"
 MAX_HEADER_BYTES = 64 << 20
 MAX_DIMENSIONS = 8
-DTYPES = {np.dtype(t).str: np.dtype(t) for t in (np.float32, np.float64, np.int64, np.uint8)}
+DTYPES = {np.dtype(t).str: np.dtype(t) for t in (np.float32, np.float64, np.int64, np.uint8, np.uint16)}
 
 Frame = bytes | memoryview
 

@@ -207,10 +207,10 @@ class Listener(Network):
 
 
 def _receive(socket: "zmq.Socket[bytes]") -> list[memoryview] | None:
-    try:
-        return [frame.buffer for frame in socket.recv_multipart(zmq.DONTWAIT, copy=False)]
-    except zmq.Again:
+    events = socket.get(zmq.EVENTS)
+    if not isinstance(events, int) or not events & zmq.POLLIN:
         return None
+    return [frame.buffer for frame in socket.recv_multipart(zmq.DONTWAIT, copy=False)]
 
 
 def _bound_queues(socket: "zmq.Socket[bytes]") -> None:
