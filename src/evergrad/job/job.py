@@ -60,6 +60,7 @@ from evergrad.messages import (
 )
 from evergrad.metrics import mean, merge, partial, result
 from evergrad.trainer import session as sessions
+from evergrad.trainer.cutting import MESSAGE_BYTES
 from evergrad.trainer.driver import Driver
 from evergrad.trainer.exchange import Exchange, Flow
 from evergrad.trainer.session import Session
@@ -99,11 +100,11 @@ def init(update: Update | None = None, *, seed: int = 0, threads: int = 1, wire:
     return Job(session, Schema(seed, spec, (), (), Wire(wire)), is_embedded, is_ahead)
 
 
-def embedded_session(pservers: int = 1) -> Session:
-    """A job inside this process with so many pservers, and its one trainer."""
+def embedded_session(pservers: int = 1, message_bytes: int = MESSAGE_BYTES) -> Session:
+    """A job inside this process with so many pservers, its one trainer, and messages of about this size at most."""
     exchange, network = Exchange(), LocalNetwork(pservers)
     identity = Identity("trainer-0", os.getpid(), "")
-    trainer = Trainer(exchange, LOCAL_MASTER, identity, lambda: Member("trainer-0"))
+    trainer = Trainer(exchange, LOCAL_MASTER, identity, lambda: Member("trainer-0"), message_bytes)
     driver = Driver(exchange, network)
     driver.run(trainer.join())
     return Session(trainer, driver)

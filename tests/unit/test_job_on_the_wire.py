@@ -1,0 +1,96 @@
+"""What travels between a trainer and the pservers: types of numbers, parts of messages, and when."""
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import evergrad as eg
+from evergrad.errors import ConfigError, Unavailable
+from evergrad.job.job import Job, embedded_session
+from evergrad.messages import Member, Schema, Wire
+from evergrad.pserver.pserver import Pserver
+
+LARGE = 1 << 30
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.user = eg.Embedding("user", 8)
+        self.norm = nn.BatchNorm1d(8)
+        self.head = nn.Linear(8, 1)
+
+    def forward(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        return self.head(self.norm(self.user(batch["user"]))).squeeze(-1)
+
+
+def trained(
+    folder: Path, update: eg.Sync | eg.Async, wire: str = "float32", pservers: int = 1, message_bytes: int = LARGE
+) -> tuple[str, list[float]]:
+    """A digest of the model that two epochs give, and the losses on the way."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    is_ahead = isinstance(update, eg.Async) and update.ahead
+    schema = Schema(0, update.spec(), (), (), Wire(wire))
+    job = Job(embedded_session(pservers, message_bytes), schema, True, is_ahead)
+    model = Model()
+    optimizer = job.optimizer(model, dense=eg.Adam(lr=0.01), sparse=eg.Adagrad(lr=0.1))
+    rng = np.random.default_rng(0)
+    data = {"user": rng.integers(-(2**62), 2**62, 600), "y": rng.random(600, dtype=np.float32)}
+    losses = []
+    for _ in job.epochs(2):
+        for batch in job.batches(data, 64):
+            optimizer.zero_grad()
+            loss = ((model(batch) - batch["y"]) ** 2).mean()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    job.save_model(folder / "model")
+    files = sorted(p for p in (folder / "model").rglob("*") if p.is_file())
+    return hashlib.sha256(b"".join(p.read_bytes() for p in files)).hexdigest(), losses
+
+
+UPDATES = [eg.Sync(2), eg.Async(batches_per_task=3), eg.Async(batches_per_task=3, ahead=False)]
+
+
+@pytest.mark.parametrize("update", UPDATES, ids=["sync", "async", "async-not-ahead"])
+@pytest.mark.parametrize("wire", ["float32", "bfloat16", "float16"])
+def test_the_model_is_the_same_however_messages_are_cut_and_for_any_number_of_pservers(
+    tmp_path: Path, update: eg.Sync | eg.Async, wire: str
+) -> None:
+    whole, _ = trained(tmp_path, update, wire)
+    assert trained(tmp_path, update, wire, message_bytes=300)[0] == whole
+    assert trained(tmp_path, update, wire, pservers=3)[0] == whole
+    assert trained(tmp_path, update, wire, pservers=3, message_bytes=100)[0] == whole
+
+
+@pytest.mark.parametrize(("wire", "bound"), [("bfloat16", 2e-2), ("float16", 2e-3)])
+def test_a_shorter_type_on_the_wire_changes_losses_by_its_rounding_only(
+    tmp_path: Path, wire: str, bound: float
+) -> None:
+    exact, short = (trained(tmp_path, eg.Sync(2), w)[1] for w in ("float32", wire))
+    assert exact != short
+    np.testing.assert_allclose(short, exact, atol=bound)
+
+
+def test_pulling_ahead_reads_values_without_the_update_just_before(tmp_path: Path) -> None:
+    ahead, waiting = (trained(tmp_path, u)[1] for u in UPDATES[1:])
+    assert ahead[0] == waiting[0]
+    assert ahead[1] != waiting[1], "the second batch of a task was read before the first was applied"
+
+
+def test_a_type_the_wire_does_not_know_is_refused() -> None:
+    with pytest.raises(ConfigError, match="wire is 'int8'; give one of float32, bfloat16, float16"):
+        eg.init(wire="int8")
+
+
+def test_a_push_beyond_the_memory_of_a_pserver_ends_the_loop_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("evergrad.job.embedded.Pserver", lambda member: Pserver(Member(member), room=lambda: 5000.0))
+    with pytest.raises(Unavailable, match=r"0 rows.* and 5,000 are left; start the job with more --pservers"):
+        trained(tmp_path, eg.Sync(2))
