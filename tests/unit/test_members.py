@@ -65,3 +65,10 @@ def test_a_process_is_found_by_name_and_pid_together():
 def test_the_status_says_how_long_each_was_silent():
     (status,) = members(member("trainer-1.x", seen_s=2.0)).status(3.5, lambda member: f"{member} waits")
     assert (status.name, status.silent_s, status.doing) == ("trainer-1", 1.5, "trainer-1.x waits")
+
+
+def test_what_members_have_refused_is_added_up():
+    members = Members(5.0)
+    for name, counters in (("a", {"malformed messages": 2}), ("b", {"malformed messages": 1, "repeated pushes": 4})):
+        members.add(MemberState(Member(name), Role.PSERVER, name, 1, 0.0, counters=counters))
+    assert members.counters() == {"malformed messages": 3, "repeated pushes": 4}

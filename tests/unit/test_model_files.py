@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -372,3 +373,25 @@ def test_a_save_that_cannot_be_done_says_why_and_the_job_goes_on(new_job, tmp_pa
         job.save_model(tmp_path / "taken")
     job.save_model(str(tmp_path / "model") + "/")
     assert Model(tmp_path / "model").table("a")[0].size == 10
+
+
+def test_what_a_killed_saving_left_behind_goes_with_the_next_one(tmp_path):
+    gone, living = tmp_path / ".model.999999999.0123abcd", tmp_path / f".model.{os.getpid()}.0123abcd"
+    others = [tmp_path / ".model.999999999.0123abcd.txt", tmp_path / ".model2.999999999.0123abcd"]
+    for folder in (gone, living, *others):
+        folder.mkdir()
+    with new_model(tmp_path / "model", 0) as writer:
+        writer.dense(lambda path: path.write_bytes(b"x"))
+    assert not gone.exists()
+    assert all(folder.exists() for folder in (living, *others))
+
+
+def test_an_old_model_set_aside_by_a_killed_saving_is_kept_while_there_is_no_other(tmp_path):
+    aside = tmp_path / ".model.999999999.0123abcd.old"
+    aside.mkdir()
+    with new_model(tmp_path / "model", 0) as writer:
+        assert aside.exists()
+        writer.dense(lambda path: path.write_bytes(b"x"))
+    with new_model(tmp_path / "model", 0) as writer:
+        writer.dense(lambda path: path.write_bytes(b"x"))
+    assert not aside.exists()

@@ -9,9 +9,11 @@ The manifest is written last and the folder appears under its name as a whole, o
 model alone: not on the number of pservers, the time or the machine.
 """
 
+import glob
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -110,6 +112,7 @@ def new_model(path: Path, seed: int) -> Iterator[ModelWriter]:
     """
     path = _target(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
+    _remove_remains(path)
     try:
         temporary.mkdir(parents=True)
         writer = ModelWriter(temporary, seed)
@@ -223,6 +226,14 @@ def _target(path: Path) -> Path:
     except (OSError, RuntimeError) as exc:  # before Python 3.13 a loop of links is a RuntimeError
         raise ConfigError(f"cannot save a model to {path}: {exc}; give another path") from exc
     raise ConfigError(f"{path} is there and holds no model; remove it or save to another path")
+
+
+def _remove_remains(path: Path) -> None:
+    """Remove what savings to the same path left behind whose process, on this machine, was ended in the middle."""
+    for remains in path.parent.glob(f".{glob.escape(path.name)}.*"):
+        found = re.fullmatch(r"\.(\d+)\.[0-9a-f]{8}(\.old)?", remains.name.removeprefix(f".{path.name}"))
+        if found and not Path(f"/proc/{found[1]}").exists() and (path.is_dir() or not found[2]):
+            shutil.rmtree(remains, ignore_errors=True)
 
 
 def _put(temporary: Path, path: Path) -> None:

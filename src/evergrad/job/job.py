@@ -3,6 +3,7 @@
 import hashlib
 import os
 import random
+import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping
@@ -496,7 +497,7 @@ class Job:
         """Say this once."""
         if text not in self._warned:
             self._warned.add(text)
-            warnings.warn(text, UserWarning, stacklevel=3)
+            warnings.warn(text, UserWarning, stacklevel=_frames_to_the_script())
 
 
 class _Fetched(NamedTuple):
@@ -531,6 +532,14 @@ def _partials(found: object) -> dict[str, Partial]:
     if not isinstance(found, Mapping):
         raise ConfigError(f"evaluate: the function returned a {type(found).__name__}; return a dict of metrics by name")
     return {str(name): partial(value) for name, value in found.items()}
+
+
+def _frames_to_the_script() -> int:
+    """The stack level of the nearest caller outside this package and torch: where a warning belongs."""
+    level, frame = 0, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("evergrad", "torch"):
+        level, frame = level + 1, frame.f_back
+    return level + 1
 
 
 def _data(dataset: object, batch_size: int, shuffle: bool) -> tuple[Dataset, DataSpec]:

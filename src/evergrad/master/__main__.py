@@ -1,6 +1,7 @@
 """The master's process: `python -m evergrad.master`."""
 
 import argparse
+import logging
 import os
 from pathlib import Path
 
@@ -8,6 +9,8 @@ from evergrad.master.master import Master
 from evergrad.messages import Send
 from evergrad.wire.process import PARENT, is_orphan, log_to_stderr, on_sigterm, run, serve, write_atomically
 from evergrad.wire.transport import Listener, new_member
+
+log = logging.getLogger("evergrad.master")
 
 LEASE_S = 5.0
 LINGER_S = 5.0
@@ -28,6 +31,8 @@ class Process:
     def tick(self, now_s: float) -> list[Send]:
         """As `Master.tick`."""
         sends = self.master.tick(now_s)
+        for event in self.master.take_events():
+            log.info("job.event %s", event)
         if self.master.is_over and self._leave_s is None:
             self._leave_s = now_s + (LAUNCHED_LINGER_S if self._is_launched else LINGER_S)
         if self._leave_s is not None:

@@ -164,6 +164,7 @@ class Master:
             state = MemberState(join.member, join.role, join.name, join.pid, now_s)
             state.numerics, state.place, state.address = join.numerics, join.place, join.address
             self._progress.note_numerics(state)
+            self._progress.unlogged.append(f"{state.name} has joined with pid {state.pid}")
             self.members.add(state)
         self.members.heard(join.member, now_s)
         return Joined(join.request, self._term, self._generation, self.members.lease_s)
@@ -181,7 +182,7 @@ class Master:
         state = self.members.heard(message.member, now_s)
         if isinstance(message, Heartbeat):
             if state is not None:
-                state.idle_s = message.idle_s
+                state.idle_s, state.counters = message.idle_s, message.counters
             known = state is not None
             return HeartbeatReply(message.request, self._term, self._generation, known, self.is_over, self.failure)
         if isinstance(message, Leave):
@@ -330,6 +331,12 @@ class Master:
         """The job is over, with success if `failure` is None."""
         if not self.is_over:
             self.is_over, self.failure = True, failure
+            self._progress.note_event("the job is over" if failure is None else f"the job has failed: {failure}")
+
+    def take_events(self) -> list[str]:
+        """What has happened since the last call, for the log."""
+        events, self._progress.unlogged = self._progress.unlogged, []
+        return events
 
     # -- status --------------------------------------------------------------------------------------------------------
 
@@ -352,7 +359,7 @@ class Master:
             live=self._progress.live(),
             reported=self._progress.reported,
             members=self.members.status(now_s, self._doing),
-            counters=dict(self.counters),
+            counters=dict(self.counters + self.members.counters()),
             notes=tuple(self._progress.notes),
             ended=self.is_over,
             failure=self.failure,

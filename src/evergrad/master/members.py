@@ -1,6 +1,6 @@
 """Who takes part: joins, leases, goodbyes."""
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -20,6 +20,7 @@ class MemberState:
     place: Place | None = None
     address: Address | None = None
     idle_s: float = 0.0
+    counters: dict[str, int] = field(default_factory=dict)
 
 
 REMEMBERED_GONE = 1000
@@ -81,6 +82,13 @@ class Members:
     def named(self, name: str, pid: int) -> MemberState | None:
         """The member that is the process of this name and pid."""
         return next((m for m in self._members.values() if (m.name, m.pid) == (name, pid)), None)
+
+    def counters(self) -> Counter[str]:
+        """What all members have refused or repeated."""
+        total: Counter[str] = Counter()
+        for member in self._members.values():
+            total.update(member.counters)
+        return total
 
     def status(self, now: float, doing: Callable[[Member], str]) -> tuple[MemberStatus, ...]:
         """All members as the status shows them."""

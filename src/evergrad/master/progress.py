@@ -8,6 +8,7 @@ from evergrad.metrics import merge, result
 
 WINDOW_S = 10.0
 MAX_NOTES = 20
+MAX_UNLOGGED = 1000
 
 
 class Progress:
@@ -20,6 +21,7 @@ class Progress:
         self.samples = 0
         self.reported: dict[int, dict[str, float]] = {}
         self.notes: list[str] = []
+        self.unlogged: list[str] = []
         self._numerics: dict[Role, str] = {}
         self._epoch = -1
         self._live: dict[str, Partial] = {}
@@ -66,4 +68,5 @@ class Progress:
     def note_event(self, text: str) -> None:
         """Something happened that people want to know."""
         self.notes.append(text)
-        del self.notes[:-MAX_NOTES]
+        self.unlogged.append(text)
+        del self.notes[:-MAX_NOTES], self.unlogged[:-MAX_UNLOGGED]

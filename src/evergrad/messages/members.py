@@ -1,5 +1,7 @@
 """Joining, living, leaving."""
 
+import msgspec
+
 from evergrad.messages.types import Address, Generation, Member, Message, Place, Request, Role, Term
 
 
@@ -33,11 +35,12 @@ class Refused(Message, frozen=True):
 
 
 class Heartbeat(Message, frozen=True):
-    """A member lives; `idle_s` is how long ago its loop last turned."""
+    """A member lives; `idle_s` is how long ago its loop last turned, `counters` what it has refused or repeated."""
 
     request: Request
     member: Member
     idle_s: float
+    counters: dict[str, int] = msgspec.field(default_factory=dict)
 
 
 class HeartbeatReply(Message, frozen=True):

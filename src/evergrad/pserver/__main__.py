@@ -75,7 +75,8 @@ def _run(job: str, master: Address, listener: Listener, pserver: Pserver, name: 
     member = pserver.member
     me = Join(Request(1), Role.PSERVER, member, name, os.getpid(), place=place, address=listener.address)
     join(listener, master, me, JOIN_DEADLINE_S)
-    heartbeats = Heartbeats(job, master, member)
+    pserver.counters = listener.counters  # what the wire refuses is told too
+    heartbeats = Heartbeats(job, master, member, pserver.counters)
     try:
         process = Process(pserver, heartbeats)
         on_sigterm(process.stop)

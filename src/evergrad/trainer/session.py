@@ -58,7 +58,7 @@ def connect(environment: Mapping[str, str], numerics: str) -> Session:
     def incarnation() -> Member:
         member = Member(new_member(name))
         if driver.heartbeats is None:
-            driver.heartbeats = Heartbeats(job, master, member)
+            driver.heartbeats = Heartbeats(job, master, member, network.counters)
         else:
             driver.heartbeats.rename(member)
         return member

@@ -6,7 +6,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NoReturn
 
@@ -33,17 +33,27 @@ log = logging.getLogger("evergrad.process")
 TICK_S = 0.05
 BEAT_S = 0.5
 RESEND_S = 0.5
+ORPHAN_S = 10.0
 PARENT = "EVERGRAD_PARENT_PID"
 
 
 class Heartbeats:
     """Tells the master from a thread of its own that this process lives, however busy its loop is.
 
-    `newest` is the master's newest answer; None before the first.
+    `newest` is the master's newest answer; None before the first. A process whose launcher is gone and that does not
+    leave within `ORPHAN_S` seconds, since its script is busy, is ended.
+
+    Args:
+        job: the job's name.
+        master: where the master listens.
+        member: who speaks.
+        counters: what is told of this process besides that it lives.
     """
 
-    def __init__(self, job: str, master: Address, member: Member) -> None:
+    def __init__(self, job: str, master: Address, member: Member, counters: Mapping[str, int] | None = None) -> None:
         self.newest: HeartbeatReply | None = None
+        self._counters = {} if counters is None else counters
+        self._orphan_s: float | None = None
         self._job, self._master, self._member = job, master, member
         self._turned_s = self._heard_s = time.monotonic()
         self._stop = threading.Event()
@@ -74,12 +84,20 @@ class Heartbeats:
             while not self._stop.wait(BEAT_S):
                 request += 1
                 idle_s = time.monotonic() - self._turned_s
-                beat = Heartbeat(Request(request), self._member, idle_s)
+                beat = Heartbeat(Request(request), self._member, idle_s, dict(self._counters))
                 self._take(network.exchange([Send(self._master, beat)], 0.0))
+                self._end_orphan()
         except Fenced as exc:
             log.error("heartbeat.refused reason=%s", exc)
         finally:
             network.close(linger_s=0.0)
+
+    def _end_orphan(self) -> None:
+        if self._orphan_s is None:
+            self._orphan_s = time.monotonic() if is_orphan() else None
+        elif time.monotonic() - self._orphan_s > ORPHAN_S:
+            log.error("orphan.ended seconds=%.0f", ORPHAN_S)
+            os._exit(1)
 
     def _take(self, received: Iterable[Received]) -> None:
         for _, message in received:

@@ -24,6 +24,7 @@ QUEUE_MESSAGES = 1000
 MAX_AT_ONCE = 100
 """Messages taken from a socket before anything else has its turn."""
 MAX_FRAME_BYTES = 1 << 33
+MALFORMED = "malformed messages"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 Received = tuple[str, AnyMessage]
@@ -95,8 +96,7 @@ class Network:
             try:
                 received.append((address, self._codec.decode(frames)))
             except Malformed as exc:
-                self.counters["malformed messages"] += 1
-                log.warning("message.malformed peer=%s reason=%s", address, exc)
+                self._note_malformed(address, exc)
         return received
 
     def forget(self, address: str) -> None:
@@ -106,6 +106,13 @@ class Network:
             self._poller.unregister(socket)
             del self._addresses[socket]
             socket.close(linger=0)
+
+    def _note_malformed(self, peer: str, reason: Exception) -> None:
+        """Count it; the log has the first ten and then fewer and fewer, so that nobody can fill it."""
+        self.counters[MALFORMED] += 1
+        count = self.counters[MALFORMED]
+        if count <= 10 or str(count).strip("0") == "1":
+            log.warning("message.malformed count=%d peer=%s reason=%s", count, peer, reason)
 
     def _connect(self, address: str) -> "zmq.Socket[bytes]":
         check_address(address)
@@ -176,8 +183,7 @@ class Listener(Network):
                     raise Malformed("a sender whose name reads like an address, where the answer would go")
                 received.append((peer.decode(), message))
             except (Malformed, UnicodeDecodeError) as exc:
-                self.counters["malformed messages"] += 1
-                log.warning("message.malformed peer=%r reason=%s", peer[:40], exc)
+                self._note_malformed(repr(peer[:40]), exc)
         return received
 
     def close(self, linger_s: float = 0.5) -> None:
