@@ -12,7 +12,7 @@ from evergrad import init_rows
 from evergrad.checks import whole_number
 from evergrad.errors import ConfigError
 from evergrad.init_rows import Initializer
-from evergrad.lookup import gather
+from evergrad.lookup import gather, pool
 
 UNSEEN = ("zeros", "initializer")
 MODES = ("sum", "mean")
@@ -176,10 +176,19 @@ class EmbeddingBag(Table):
                 f"table {self.table!r}: give ids of shape (bags, n), or of shape (n,) with offsets;"
                 f" these are of shape {tuple(input.shape)} {'without' if offsets is None else 'with'} offsets"
             )
-        (weight, index), padding = self._find(input)
+        (weight, row), padding = self._find(input)
         if weight.shape[0] == 0:
             weight = weight.new_zeros(1, self.dim)
+        if per_sample_weights is None:
+            return pool(weight, row.reshape(-1), self._starts(input, offsets), self.mode, padding)
         return F.embedding_bag(
-            index, weight, offsets, mode=self.mode, per_sample_weights=per_sample_weights,
+            row, weight, offsets, mode=self.mode, per_sample_weights=per_sample_weights,
             include_last_offset=self.include_last_offset, padding_idx=padding,
         )  # fmt: skip
+
+    def _starts(self, input: Tensor, offsets: Tensor | None) -> Tensor:
+        """Where each bag begins, and the end of the last."""
+        if offsets is None:
+            return torch.arange(input.shape[0] + 1, device=input.device) * input.shape[1]
+        starts = offsets.to(torch.int64)
+        return starts if self.include_last_offset else torch.cat([starts, starts.new_tensor([input.numel()])])
