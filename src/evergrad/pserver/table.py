@@ -6,7 +6,8 @@ from math import sqrt
 import numpy as np
 
 from evergrad.errors import InvariantError
-from evergrad.kernels import index, rules
+from evergrad.kernels import gather, index, rules
+from evergrad.kernels.arrays import Rows
 from evergrad.kernels.hashing import unique
 from evergrad.kernels.initial import ZEROS, kind_of, table_seed
 from evergrad.kernels.merge import add_rows, divide, has_duplicates
@@ -38,14 +39,13 @@ class Table:
         self._seed = np.uint64(table_seed(seed, spec.name))
         self._stride = spec.dim * (1 + spec.rule.state_width)
         self._updates = 0
-        self._length = 0
         self._rows: Arena[np.float32] = Arena(np.float32)
         self._entries: Arena[np.int64] = Arena(np.int64)
         self._free_class: Arena[np.uint8] = Arena(np.uint8)
         self._index = index.empty_index(slots)
 
     def __len__(self) -> int:
-        return self._length
+        return int(self._index.pool[index.ROWS] - self._index.pool[index.FREE])
 
     def pull(self, keys: Keys, evaluating: bool) -> Floats:
         """Copy the rows of `keys`; changes nothing.
@@ -60,9 +60,10 @@ class Table:
         """
         rows = index.find(self._index, keys)
         out = np.empty((keys.size, self._spec.dim), np.float32)
-        first = self._spec.initializer
-        kind = ZEROS if evaluating and self._spec.unseen_zero else self._kind
-        rules.copy_rows(self._rows.array, self._stride, rows, keys, kind, first.a, first.b, self._seed, out)
+        if gather.copy_rows(self._rows.array, self._stride, rows, out):
+            first = self._spec.initializer
+            kind = ZEROS if evaluating and self._spec.unseen_zero else self._kind
+            gather.fill_missing(rows, keys, kind, first.a, first.b, self._seed, out)
         return out
 
     def update(self, parts: Sequence[TablePart], total: int, lr: float) -> None:
@@ -109,7 +110,7 @@ class Table:
         if part is ExportPart.KEYS:
             return keys, following
         out = np.empty((rows.size, self._spec.dim), np.float32)
-        rules.copy_rows(self._rows.array, self._stride, rows, keys, ZEROS, 0.0, 0.0, self._seed, out)
+        gather.copy_rows(self._rows.array, self._stride, rows, out)
         return out, following
 
     def _sorted_entries(self, begin: int, end: int) -> tuple[Keys, Keys]:
@@ -121,17 +122,17 @@ class Table:
 
     def _rows_of(self, keys: Keys) -> Keys:
         """The rows of `keys`, made where they are new."""
-        rows = np.empty(keys.size, np.int64)
-        new_keys = np.empty(keys.size, np.int64)
+        rows, new = np.empty(keys.size, np.int64), np.empty(keys.size, np.int64)
         done = made = 0
         while True:
-            done, made = index.find_or_make(self._index, keys, done, made, rows, new_keys)
+            done, made = index.find_or_make(self._index, keys, done, made, rows, new)
             if done == keys.size:
                 break
             if done == index.NOT_OURS:
                 raise InvariantError(f"table {self._spec.name!r}: a key of another pserver's slots was pushed here")
             self._enlarge_index()
-        self._make_rows(new_keys[:made])
+        if made:
+            self._make_rows(rows[new[:made]], keys[new[:made]])
         return rows
 
     def _enlarge_index(self) -> None:
@@ -141,14 +142,13 @@ class Table:
         self._free_class.reserve(self._entries.array.size // (2 * index.UNIT))
         self._index = self._index._replace(entries=self._entries.array, free_class=self._free_class.array)
 
-    def _make_rows(self, keys: Keys) -> None:
+    def _make_rows(self, rows: Rows, keys: Keys) -> None:
         first = self._spec.initializer
-        self._rows.reserve((self._length + keys.size) * self._stride)
+        self._rows.reserve(int(self._index.pool[index.ROWS]) * self._stride)
         rules.make_rows(
-            self._rows.array, self._stride, self._spec.dim, self._length, keys,
+            self._rows.array, self._stride, self._spec.dim, rows, keys,
             self._kind, first.a, first.b, self._seed, self._spec.rule.hyper.get("initial", 0.0),
         )  # fmt: skip
-        self._length += keys.size
 
     def _apply(self, rows: Keys, grads: Floats, lr: float) -> None:
         rule = self._spec.rule
