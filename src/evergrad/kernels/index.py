@@ -1,14 +1,14 @@
 """The hash index of a table: from key to row number, in one small region for each slot.
 
 All regions lie in one pool of entries (key, row). A region has a power of two of entries, is probed linearly and is
-replaced by one twice as large when three quarters full, so growth moves a few entries at a time. A deleted entry leaves
-no mark: those behind it move up. A region that has become far too large is replaced by a smaller one. Freed regions are
-merged with their neighbours (a buddy system) and used again, and so are the numbers of deleted rows.
+replaced by one twice as large when about three quarters full, so growth moves a few entries at a time. A deleted entry
+leaves no mark: those behind it move up. A region that has become far too large is replaced by a smaller one. Freed
+regions are merged with their neighbours (a buddy system) and used again, and so are the numbers of deleted rows.
 
 Invariants:
     1. A region of 2**c entries starts at a multiple of 2**c.
-    2. An entry is empty where its row is EMPTY; no key is reserved. A row below EMPTY is a candidate: a key that has been
-       met and has no row yet (`kernels/policy.py`).
+    2. An entry is empty where its row is EMPTY; no key is reserved. A row below EMPTY is a candidate: a key that has
+       been met and has no row yet (`kernels/policy.py`).
     3. `regions[s]` is the start and class of slot s's region packed by `_pack`, or -1 while the slot has no entry.
     4. A free region's first entry holds (next, previous) of the list of its class; `free_class` holds its class + 1
        at its first unit of `UNIT` entries and 0 everywhere else.
@@ -35,12 +35,15 @@ CLASSES = 48
 TOP = CLASSES
 ROWS = CLASSES + 1
 FREE = CLASSES + 2
-"""`pool[TOP]` is the end of the used part of the entries, `pool[c]` the first free region of class c or -1; `pool[ROWS]`
-is one more than the greatest number of a row so far, `pool[FREE]` how many of these are free."""
+"""`pool[TOP]` is the end of the used part of the entries, `pool[c]` the first free region of class c or -1;
+`pool[ROWS]` is one more than the greatest number of a row so far, `pool[FREE]` how many of these are free."""
 
 NOT_OURS = -1
 """As the count of keys done: a key belongs to a slot that is not owned."""
 _AHEAD = 32
+_LEAST_FULL, _SPREAD = 76, 32
+"""A slot's region is enlarged when 76 to 107 of 128 entries are used, by the slot's number: slots have about the same
+number of rows, and would else all be enlarged by the same few updates."""
 _CLASS_BITS = 6
 _CLASS_MASK = (1 << _CLASS_BITS) - 1
 
@@ -158,7 +161,7 @@ def _allocate(index: Index, size_class: Integer) -> Integer:
 
 
 @inline
-def _settle(index: Index, start: Integer, mask: Integer, key: Integer, row: Integer) -> None:
+def _settle(index: Index, start: Integer, mask: Integer, key: np.int64, row: Integer) -> None:
     """Write an entry for a key that has none into the region."""
     to = np.int64(hash_key(key)) & mask
     while index.entries[2 * (start + to) + 1] != EMPTY:
@@ -246,9 +249,17 @@ def has_room(index: Index, slot: Integer) -> bool:
     if packed < 0:
         return bool(_move(index, slot, UNIT_CLASS))
     size_class = packed & _CLASS_MASK
-    if index.used[slot] < 3 * (1 << size_class) // 4:
+    if index.used[slot] < (_LEAST_FULL + slot % _SPREAD << size_class) >> 7:
         return True
     return bool(_move(index, slot, size_class + 1))
+
+
+@inline
+def settle(index: Index, slot: Integer, key: np.int64, row: Integer) -> None:
+    """Write an entry for a key that has none; its slot has room."""
+    packed = index.regions[slot]
+    _settle(index, packed >> _CLASS_BITS, (1 << (packed & _CLASS_MASK)) - 1, key, row)
+    index.used[slot] += 1
 
 
 @inline
@@ -257,9 +268,10 @@ def _next_row(index: Index) -> Integer:
     if index.pool[FREE] > 0:
         index.pool[FREE] -= 1
         row: Integer = index.free_rows[index.pool[FREE]]
-        return row
-    index.pool[ROWS] += 1
-    return index.pool[ROWS] - 1
+    else:
+        row = index.pool[ROWS]
+        index.pool[ROWS] += 1
+    return row
 
 
 @kernel(pair(i64), INDEX, reads(i64), i64, i64, writes(i64), writes(i64))

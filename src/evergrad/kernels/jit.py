@@ -11,6 +11,7 @@ After a change to a function made by `inline`, delete the compiled files of the 
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
+import numpy as np
 from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
@@ -18,6 +19,9 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+_compile: Any = njit
+_COUNT_NO_REFERENCES = {"_nrt": False}
 
 f32 = types.float32
 f64 = types.float64
@@ -60,7 +64,7 @@ def kernel(result: Any, *arguments: Any) -> Callable[[Function], Function]:
     references are counted: a slice in a loop would else count up and down with atomic operations, each of which waits
     for all loads under way and undoes every prefetch.
     """
-    return _compiled(result(*arguments), _nrt=False)
+    return _compiled(result(*arguments), **_COUNT_NO_REFERENCES)
 
 
 def making_kernel(result: Any, *arguments: Any) -> Callable[[Function], Function]:
@@ -69,19 +73,19 @@ def making_kernel(result: Any, *arguments: Any) -> Callable[[Function], Function
 
 
 def _compiled(signature: Any, **options: bool) -> Callable[[Function], Function]:
-    decorate: Any = njit(signature, nogil=True, cache=True, error_model="numpy", **options)
+    decorate = _compile(signature, nogil=True, cache=True, error_model="numpy", **options)
     return cast(Callable[[Function], Function], decorate)
 
 
 def inline(function: Function) -> Function:
     """A piece of kernels, compiled into each that calls it. It makes and returns no array."""
-    decorate: Any = njit(nogil=True, error_model="numpy", _nrt=False)
+    decorate = _compile(nogil=True, error_model="numpy", **_COUNT_NO_REFERENCES)
     return cast(Function, decorate(function))
 
 
 def slicing(function: Function) -> Function:
     """A piece of kernels that returns a slice of an array it is given."""
-    decorate: Any = njit(nogil=True, error_model="numpy", inline="always")
+    decorate = _compile(nogil=True, error_model="numpy", inline="always")
     return cast(Function, decorate(function))
 
 
@@ -101,7 +105,7 @@ def _prefetch(typing_context: Any, array: Any, index: Any) -> Any:
     return types.void(array, types.int64), generate
 
 
-prefetch = cast(Callable[[NDArray[Any], int], None], _prefetch)
+prefetch = cast(Callable[[NDArray[Any], int | np.int64], None], _prefetch)
 """Inside kernels only: start loading the cache line of `array[index]` of a 1-D array; any index is safe.
 
 Into the second-level cache: the first has few places for lines on their way, which are then the limit, and it costs

@@ -2,7 +2,7 @@
 
 from importlib import import_module
 
-MODULES = ("hashing", "initial", "gather", "index", "merge", "rules")
+MODULES = ("hashing", "initial", "gather", "index", "merge", "policy", "rules")
 
 
 def warm() -> None:
