@@ -11,7 +11,7 @@ from evergrad.kernels import gather, index, policy, rules
 from evergrad.kernels.arrays import Integers, Rows
 from evergrad.kernels.hashing import slots_of, unique
 from evergrad.kernels.initial import ZEROS, kind_of, table_seed
-from evergrad.kernels.merge import add_rows, divide, has_duplicates
+from evergrad.kernels.merge import add_rows, divide_rows, has_duplicates
 from evergrad.messages import AnyArray, ExportPart, Floats, Keys, TableSpec
 from evergrad.optim import RuleName
 from evergrad.pserver.arena import Arena
@@ -104,7 +104,8 @@ class Table:
             total: samples of the whole step, those of tasks without keys here too.
             lr: the step's learning rate.
 
-        Cost: n probes, n rows read and written; several parts take n * dim * 8 bytes of scratch. With a policy also
+        Cost: n probes, n rows read and written; several parts take dim * 8 bytes of scratch for
+            each key that stands in more than one. With a policy also
             what `pserver/policy.py` says.
         """
         self._updates += 1
@@ -281,11 +282,13 @@ def _once_each(parts: Sequence[TablePart], total: int, dim: int) -> tuple[Keys, 
 def _mean(parts: Sequence[TablePart], total: int, dim: int) -> tuple[Keys, Floats]:
     """The different keys of all parts, and for each its sum of samples * gradient over `total`."""
     keys, numbers = unique(np.concatenate([np.empty(0, np.int64), *(keys for keys, _, _ in parts)]))
-    sums = np.zeros((keys.size, dim))
+    is_shared = np.bincount(numbers, minlength=keys.size) > 1
+    shared = np.where(is_shared, np.cumsum(is_shared) - 1, -1).astype(np.int32)
+    sums = np.zeros((int(is_shared.sum()), dim))
+    means = np.empty((keys.size, dim), np.float32)
     start = 0
     for part, grads, samples in parts:
-        add_rows(sums, numbers[start : start + part.size], grads, samples)
+        add_rows(sums, numbers[start : start + part.size], shared, grads, samples, total, means)
         start += part.size
-    means = np.empty((keys.size, dim), np.float32)
-    divide(sums.reshape(-1), total, means.reshape(-1))
+    divide_rows(sums, shared, total, means)
     return keys, means
