@@ -262,6 +262,17 @@ def test_rows_met_in_a_step_make_no_room_in_it_and_the_least_new_keys_get_what_t
     assert rows_of(table) == {keys[5]: INITIAL - 2, keys[0]: INITIAL - 1, keys[1]: INITIAL - 1}
 
 
+def test_a_full_slot_makes_room_for_a_sixteenth_of_its_share_at_once():
+    keys = keys_of_one_slot(40)
+    table, plain = new_table(max_rows=32 * SLOTS), Plain(table_spec(max_rows=32 * SLOTS))
+    for batch in (keys[20:32], keys[:20], [keys[33]], [keys[34], keys[3]], keys[30:40]):
+        push(table, *batch)
+        plain.update(dict.fromkeys(batch, 1.0))
+        assert rows_of(table) == {key: row[0] for key, row in plain.rows.items()}
+        assert len(table) <= 32
+    assert not {keys[20], keys[21], keys[22]} & rows_of(table).keys()
+
+
 def test_there_are_never_more_rows_than_max_rows_or_one_a_slot():
     for max_rows in (1, SLOTS - 1, SLOTS, 20_000):
         table = new_table(max_rows=max_rows)
@@ -269,6 +280,17 @@ def test_there_are_never_more_rows_than_max_rows_or_one_a_slot():
             push(table, *range(100_000 * step, 100_000 * step + 100_000))
             assert len(table) <= max(max_rows, SLOTS)
         assert len(table) > 0.9 * max(max_rows, SLOTS)
+
+
+def test_rows_are_chosen_by_the_rules_in_slots_that_are_full_and_large():
+    spec = table_spec(max_rows=50 * SLOTS, evict="count", ttl=9, min_count=2)
+    keys, rng = keys_of_one_slot(120), np.random.default_rng(5)
+    table, plain = Table(spec, 0, ALL), Plain(spec)
+    for _ in range(60):
+        batch = rng.choice(keys, rng.integers(0, 70), replace=False).tolist()
+        push(table, *batch)
+        plain.update(dict.fromkeys(batch, 1.0))
+        assert rows_of(table) == {key: row[0] for key, row in plain.rows.items()}
 
 
 def test_a_pushed_key_of_another_pserver_is_a_bug_under_a_policy_too():
@@ -330,9 +352,10 @@ class Plain:
         room = share - len(here)
         victims = [key for key in here if self.rows[key][1] < self.step]
         victims.sort(key=lambda key: (self.rows[key][2] if self.policy.by_count else 0, self.rows[key][1], key))
-        for key in victims[: max(len(keys) - room, 0)]:
-            del self.rows[key]
-            room += 1
+        if room < len(keys):
+            for key in victims[: len(keys) - room + share // 16]:
+                del self.rows[key]
+                room += 1
         return keys[: max(room, 0)]
 
 

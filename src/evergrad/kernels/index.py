@@ -382,6 +382,8 @@ def delete(index: Index, keys: Keys) -> int:
     """Delete the entries of those keys that have one here; returns how many there were."""
     deleted = 0
     for i in range(keys.size):
+        if i + _AHEAD < keys.size:
+            _home(index, hash_key(keys[i + _AHEAD]))
         at = entry_of(index, keys[i])
         if at >= 0:
             slot = np.int64(hash_key(keys[i]) >> SLOT_SHIFT) - index.first_slot

@@ -19,9 +19,11 @@ Flags = np.ndarray[tuple[int], np.dtype[np.bool_]]
 
 NONE, CANDIDATE, WANTED = -1, -2, -3
 """In place of a row's number: a candidate met again; a candidate to be; a key that is to have a row."""
+SPARE = 16
+"""A slot that is full makes room for this part of its share at once, for all its rows must be searched for it."""
 MOST = 2**31 - 1
 """Counts stop here."""
-_AHEAD = 16
+_AHEAD = 32
 
 
 @inline
@@ -120,8 +122,10 @@ def expire(
     for slot in range(first, index.regions.size, period):
         count = 0
         start, stop = span_of(index, slot)
+        for at in range(start, min(start + _AHEAD, stop)):
+            prefetch(notes, 2 * index.entries[2 * at + 1])
         for at in range(start, stop):
-            if ttl >= 0 and at + _AHEAD < stop:
+            if at + _AHEAD < stop:
                 prefetch(notes, 2 * index.entries[2 * (at + _AHEAD) + 1])
             row = index.entries[2 * at + 1]
             if row >= 0:
@@ -161,7 +165,11 @@ def _first_victims(
     """Write the first `most` of a slot's rows not met in this step, in their order, to `victims`; returns how many."""
     found: Integer = 0
     start, stop = span_of(index, slot)
+    for at in range(start, min(start + _AHEAD, stop)):
+        prefetch(notes, 2 * index.entries[2 * at + 1])
     for at in range(start, stop):
+        if at + _AHEAD < stop:
+            prefetch(notes, 2 * index.entries[2 * (at + _AHEAD) + 1])
         row = index.entries[2 * at + 1]
         if row < 0 or notes[2 * row] == step:
             continue
@@ -195,12 +203,12 @@ def make_room(
 ) -> Integer:
     """Remove rows of slots in which not all `keys` find room, and say which keys find room after that.
 
-    Victims are rows not met in this step, least (last step, key) first or, by count, least (count, last step, key). Of
-    the keys of a slot the least find room.
+    Victims are rows not met in this step, least (last step, key) first or, by count, least (count, last step, key): as
+    many as needed and 1 / SPARE of the slot's share besides. Of the keys of a slot the least find room.
 
     Args:
         keys: different keys without rows, sorted by slot and key.
-        victims: scratch for three numbers of each key, and of one more.
+        victims: scratch for three numbers of each key and of each row of 1 / SPARE of a share, and of one more.
 
     Returns:
         How many rows were removed.
@@ -212,9 +220,11 @@ def make_room(
         end = begin + 1
         while end < keys.size and np.int64(hash_key(keys[end]) >> SLOT_SHIFT) - index.first_slot == slot:
             end += 1
-        room = share_of(slot + index.first_slot, max_rows) - index.counts[slot]
+        share = share_of(slot + index.first_slot, max_rows)
+        room = share - index.counts[slot]
         if room < end - begin:
-            found = _first_victims(index, notes, slot, step, by_count, victims, end - begin - max(room, 0))
+            most = end - begin - room + share // SPARE
+            found = _first_victims(index, notes, slot, step, by_count, victims, most)
             for i in range(found):
                 remove(index, slot, entry_of(index, victims[3 * i + 2]))
             room += found

@@ -11,9 +11,9 @@ All of it happens inside an update, the *step* (the n-th update of the table), i
    and the last of them are kept.
 3. *Room*: with `max_rows` each slot has its share of them. Where the wanted keys of a slot do not fit in, rows not met
    in this step are evicted, the least recently met first (`evict="recent"`: by last step, key) or the least often met
-   (`evict="count"`: by number of steps, counted on from `min_count`, then last step, key). If that does not suffice,
-   the least of the wanted keys get rows and the others none in this step: they stay what they were, and their gradients
-   are dropped.
+   (`evict="count"`: by number of steps, counted on from `min_count`, then last step, key), and a sixteenth of the share
+   besides, so that the slot is not searched for every new key. If that does not suffice, the least of the wanted keys
+   get rows and the others none in this step: they stay what they were, and their gradients are dropped.
 4. Rows are made and the rule is applied.
 
 An evicted key is one never met. A slot is the unit of everything, and slots are never split between pservers: hence the

@@ -14,6 +14,7 @@ from evergrad.kernels.initial import ZEROS, kind_of, table_seed
 from evergrad.kernels.merge import add_rows, divide_rows, has_duplicates
 from evergrad.messages import AnyArray, ExportPart, Floats, Keys, TableSpec
 from evergrad.optim import RuleName
+from evergrad.placement import SLOTS
 from evergrad.pserver.arena import Arena
 from evergrad.pserver.policy import policy_of
 
@@ -196,7 +197,8 @@ class Table:
             self._make_room_for_free_rows()
             wanted = wanted[np.lexsort((keys[wanted], slots_of(keys[wanted])))]
             is_kept = np.empty(wanted.size, np.bool_)
-            scratch = np.empty(3 * (wanted.size + 1), np.int64)
+            spare = rule.max_rows // (SLOTS * policy.SPARE) + 1
+            scratch = np.empty(3 * (wanted.size + spare + 1), np.int64)
             policy.make_room(
                 self._index,
                 self._notes.array,
