@@ -10,7 +10,7 @@ import numpy as np
 from evergrad.init_rows import Initializer, InitName
 from evergrad.kernels.arrays import Floats, Keys
 from evergrad.kernels.hashing import mix
-from evergrad.kernels.jit import f32, f64, i64, inline, kernel, reads, u64, writes
+from evergrad.kernels.jit import f32, f64, i64, inline, making_kernel, reads, u64, writes
 
 ZEROS, CONSTANT, UNIFORM, NORMAL = range(4)
 _KINDS = {
@@ -123,7 +123,7 @@ def fill_row(row: Floats, key: np.int64, kind: int, a: float, b: float, seed: np
         row[:] = np.float32(a) if kind == CONSTANT else np.float32(0.0)
 
 
-@kernel(writes(f32, 2), reads(i64), i64, i64, f64, f64, u64)
+@making_kernel(writes(f32, 2), reads(i64), i64, i64, f64, f64, u64)
 def _initial(keys: Keys, dim: int, kind: int, a: float, b: float, seed: np.uint64) -> Floats:
     rows = np.empty((keys.size, dim), np.float32)
     for i in range(keys.size):

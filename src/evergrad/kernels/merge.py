@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evergrad.kernels.arrays import Floats, Numbers
-from evergrad.kernels.jit import f32, f64, flag, i32, i64, kernel, reads, void, writes
+from evergrad.kernels.jit import f32, f64, flag, i32, i64, kernel, making_kernel, reads, void, writes
 
 
 def all_finite(array: Floats) -> bool:
@@ -12,7 +12,7 @@ def all_finite(array: Floats) -> bool:
     return bool(np.isfinite(array).all())
 
 
-@kernel(flag, reads(i64))
+@making_kernel(flag, reads(i64))
 def has_duplicates(rows: NDArray[np.int64]) -> bool:
     """Whether two numbers of zero or more are the same. Cost: one probe of a scratch table each."""
     size = 16
@@ -30,12 +30,43 @@ def has_duplicates(rows: NDArray[np.int64]) -> bool:
     return False
 
 
-@kernel(void, writes(f64, 2), reads(i32), reads(f32, 2), f64)
-def add_rows(sums: Numbers, numbers: NDArray[np.int32], grads: Floats, samples: float) -> None:
-    """`sums[numbers[i]] += samples * grads[i]`, in order."""
+@kernel(void, writes(f64, 2), reads(i32), reads(i32), reads(f32, 2), f64, f64, writes(f32, 2))
+def add_rows(
+    sums: Numbers,
+    numbers: NDArray[np.int32],
+    shared: NDArray[np.int32],
+    grads: Floats,
+    samples: float,
+    total: float,
+    means: Floats,
+) -> None:
+    """Add `samples * grads[i]` to the sum of key `numbers[i]`, in order.
+
+    The sum of a key that stands once in all parts is not kept: its mean is written at once, to the bit what a sum from
+    zero, divided, would be. `shared[j]` is the number of key j's sum, negative for such a key.
+    """
+    dim = means.shape[1]
     for i in range(numbers.size):
-        for c in range(sums.shape[1]):
-            sums[numbers[i], c] += samples * np.float64(grads[i, c])
+        grad = grads[i]
+        at = shared[numbers[i]]
+        if at < 0:
+            mean = means[numbers[i]]
+            for c in range(dim):
+                mean[c] = np.float32((0.0 + samples * np.float64(grad[c])) / total)
+        else:
+            row = sums[at]
+            for c in range(dim):
+                row[c] += samples * np.float64(grad[c])
+
+
+@kernel(void, reads(f64, 2), reads(i32), f64, writes(f32, 2))
+def divide_rows(sums: Numbers, shared: NDArray[np.int32], total: float, means: Floats) -> None:
+    """Write the means of the keys that have a sum, each rounded once."""
+    for j in range(shared.size):
+        if shared[j] >= 0:
+            row, mean = sums[shared[j]], means[j]
+            for c in range(means.shape[1]):
+                mean[c] = np.float32(row[c] / total)
 
 
 @kernel(void, writes(f64), reads(f32), f64)

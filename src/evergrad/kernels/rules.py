@@ -12,11 +12,11 @@ import numpy as np
 
 from evergrad.kernels.arrays import Floats, Keys, Rows
 from evergrad.kernels.initial import fill_row
-from evergrad.kernels.jit import f32, f64, i64, inline, kernel, prefetch, reads, u64, void, writes
+from evergrad.kernels.jit import f32, f64, i64, inline, kernel, prefetch, reads, slicing, u64, void, writes
 
 Number = float | np.float32
 
-_AHEAD = 12
+_AHEAD = 32
 _LINE = 16
 
 
@@ -37,7 +37,7 @@ def fused(a: Number, b: Number, c: Number) -> np.float32:
     return np.float32(np.float64(a) * np.float64(b) + np.float64(c))
 
 
-@inline
+@slicing
 def part(arena: Floats, row: int, number: int, dim: int, parts: int) -> Floats:
     """Slice one of the `parts` of a row: its value is part 0, then comes its state.
 
@@ -50,33 +50,12 @@ def part(arena: Floats, row: int, number: int, dim: int, parts: int) -> Floats:
 # -- rows --------------------------------------------------------------------------------------------------------------
 
 
-@kernel(void, reads(f32), i64, reads(i64), reads(i64), i64, f64, f64, u64, writes(f32, 2))
-def copy_rows(
-    arena: Floats, stride: int, rows: Rows, keys: Keys, kind: int, a: float, b: float, seed: np.uint64, out: Floats
-) -> None:
-    """Copy the values of `rows`; where the row is negative, the key's initial value."""
-    n, dim = out.shape
-    for i in range(min(_AHEAD, n)):
-        if rows[i] >= 0:
-            prefetch_span(arena, rows[i] * stride, dim)
-    for i in range(n):
-        if i + _AHEAD < n and rows[i + _AHEAD] >= 0:
-            prefetch_span(arena, rows[i + _AHEAD] * stride, dim)
-        if rows[i] >= 0:
-            start = rows[i] * stride
-            value, to = arena[start : start + dim], out[i]
-            for c in range(dim):
-                to[c] = value[c]
-        else:
-            fill_row(out[i], keys[i], kind, a, b, seed)
-
-
-@kernel(void, writes(f32), i64, i64, i64, reads(i64), i64, f64, f64, u64, f32)
+@kernel(void, writes(f32), i64, i64, reads(i64), reads(i64), i64, f64, f64, u64, f32)
 def make_rows(
     arena: Floats,
     stride: int,
     dim: int,
-    first: int,
+    rows: Rows,
     keys: Keys,
     kind: int,
     a: float,
@@ -84,9 +63,9 @@ def make_rows(
     seed: np.uint64,
     state: float,
 ) -> None:
-    """Write initial value and initial state of the rows `first`, `first + 1`, ... made for `keys`."""
+    """Write initial value and initial state of the `rows` made for `keys`."""
     for i in range(keys.size):
-        start = (first + i) * stride
+        start = rows[i] * stride
         fill_row(arena[start : start + dim], keys[i], kind, a, b, seed)
         arena[start + dim : start + stride] = state
 

@@ -5,24 +5,22 @@ from numpy.typing import NDArray
 
 from evergrad.kernels.arrays import Floats, Integers
 from evergrad.kernels.hashing import sum_by_inverse
-from evergrad.kernels.jit import f32, f64, flag, i64, kernel, reads, writes
+from evergrad.kernels.jit import f32, f64, flag, i64, kernel, reads, void, writes
 
 IN_CACHE_BYTES = 1 << 19
 """Sums that take less are made in place: they stay in the cache of a core."""
 
 
-@kernel(writes(f32, 2), reads(i64), reads(f32, 2), writes(f64, 2))
-def _sum_in_place(row: Integers, grads: Floats, sums: NDArray[np.float64]) -> Floats:
+@kernel(void, reads(i64), reads(f32, 2), writes(f64, 2), writes(f32, 2))
+def _sum_in_place(row: Integers, grads: Floats, sums: NDArray[np.float64], rounded: Floats) -> None:
     n, dim = grads.shape
     for i in range(n):
         into, grad = sums[row[i]], grads[i]
         for c in range(dim):
             into[c] += np.float64(grad[c])
-    rounded = np.empty(sums.shape, np.float32)
     for j in range(sums.shape[0]):
         for c in range(dim):
             rounded[j, c] = np.float32(sums[j, c])
-    return rounded
 
 
 def sum_rows(row: Integers, grads: Floats, rows: int) -> Floats:
@@ -38,13 +36,21 @@ def sum_rows(row: Integers, grads: Floats, rows: int) -> Floats:
     dim = grads.shape[1]
     if 8 * rows * dim > IN_CACHE_BYTES:
         return sum_by_inverse(row, grads, rows)
-    return _sum_in_place(row, grads, np.zeros((rows, dim)))
+    rounded = np.empty((rows, dim), np.float32)
+    _sum_in_place(row, grads, np.zeros((rows, dim)), rounded)
+    return rounded
 
 
-@kernel(writes(f32, 2), reads(i64), reads(i64), reads(f32, 2), flag, i64, writes(f64, 2))
+@kernel(void, reads(i64), reads(i64), reads(f32, 2), flag, i64, writes(f64, 2), writes(f32, 2))
 def _sum_bags(
-    row: Integers, starts: Integers, grads: Floats, is_mean: bool, padding: int, sums: NDArray[np.float64]
-) -> Floats:
+    row: Integers,
+    starts: Integers,
+    grads: Floats,
+    is_mean: bool,
+    padding: int,
+    sums: NDArray[np.float64],
+    rounded: Floats,
+) -> None:
     bags, dim = grads.shape
     for bag in range(bags):
         count = 0
@@ -57,11 +63,9 @@ def _sum_bags(
                 into = sums[row[i]]
                 for c in range(dim):
                     into[c] += np.float64(grad[c]) * share
-    rounded = np.empty(sums.shape, np.float32)
     for j in range(sums.shape[0]):
         for c in range(dim):
             rounded[j, c] = np.float32(sums[j, c])
-    return rounded
 
 
 def sum_bags(row: Integers, starts: Integers, grads: Floats, rows: int, is_mean: bool, padding: int) -> Floats:
@@ -77,5 +81,7 @@ def sum_bags(row: Integers, starts: Integers, grads: Floats, rows: int, is_mean:
     Returns:
         Shape (rows, dim): summed in order of position in float64 and rounded once.
     """
-    within = np.clip(starts, 0, row.size)
-    return _sum_bags(row, within, grads, is_mean, padding, np.zeros((rows, grads.shape[1])))
+    within, shape = np.clip(starts, 0, row.size), (rows, grads.shape[1])
+    rounded = np.empty(shape, np.float32)
+    _sum_bags(row, within, grads, is_mean, padding, np.zeros(shape), rounded)
+    return rounded
