@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from evergrad.kernels.segment import sum_bags, sum_rows
 
@@ -20,9 +21,10 @@ class _Gather(torch.autograd.Function):
         return torch.embedding(weight, row)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (row,) = ctx.saved_tensors
-        flat = grad.reshape(row.numel(), -1).contiguous()
+        flat = grad.reshape(row.numel(), grad.shape[-1]).contiguous()
         return torch.from_numpy(sum_rows(row.reshape(-1).numpy(), flat.numpy(), ctx.rows)), None
 
 
@@ -45,6 +47,7 @@ class _Pool(torch.autograd.Function):
         return F.embedding_bag(row, weight, starts, mode=mode, include_last_offset=True, padding_idx=padding)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
         row, starts = (saved.numpy() for saved in ctx.saved_tensors)
         sums = sum_bags(row, starts, grad.contiguous().numpy(), ctx.rows, ctx.is_mean, ctx.padding)

@@ -55,5 +55,5 @@ Update = Sync | Async
 
 
 def _seconds(rule: str, value: float | None) -> None:
-    if value is not None and not value > 0:
+    if value is not None and not (type(value) in (int, float) and value > 0):
         raise ConfigError(f"{rule}: backup_after is {value!r}; give seconds above zero, or None")

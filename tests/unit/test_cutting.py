@@ -40,7 +40,7 @@ def test_a_push_in_parts_is_the_same_push_whatever_the_order_of_its_parts(limit:
     groups = [GroupGrads(0, 0.1, rng.random(9, np.float32), np.ones(2, np.uint8))]
     cut = cut_push(tables, groups, limit)
     attempt = Attempt(1, 1)
-    messages = [Push(Request(i), Generation(1), 0, 0, attempt, 1, *part, i, len(cut)) for i, part in enumerate(cut)]
+    messages = [Push(Request(i), Generation(1), 0, 0, attempt, 1, *part, (), i, len(cut)) for i, part in enumerate(cut)]
     shuffled = sorted(messages, key=lambda m: order[m.part % 8])
     parts = Parts()
     (whole,) = [w for m in shuffled if (w := parts.add("push", m)) is not None]

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 import evergrad as eg
-from evergrad.errors import ConfigError, Unavailable
+from evergrad.checkpoint.model import Model as SavedModel
+from evergrad.errors import ConfigError
 from evergrad.job.job import Job, embedded_session
 from evergrad.messages import Member, Schema, Wire
 from evergrad.pserver.pserver import Pserver
@@ -92,5 +93,43 @@ def test_a_push_beyond_the_memory_of_a_pserver_ends_the_loop_with_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("evergrad.job.embedded.Pserver", lambda member: Pserver(Member(member), room=lambda: 5000.0))
-    with pytest.raises(Unavailable, match=r"0 rows.* and 5,000 are left; start the job with more --pservers"):
+    with pytest.raises(ConfigError, match=r"0 rows.* and 5,000 are left; start the job with more --pservers"):
         trained(tmp_path, eg.Sync(2))
+
+
+@pytest.mark.parametrize("pservers", [1, 2, 3])
+@pytest.mark.parametrize("update", UPDATES, ids=["sync", "async", "async-not-ahead"])
+def test_rows_evicted_on_demand_are_gone_with_the_batchs_update(
+    tmp_path: Path, pservers: int, update: eg.Sync | eg.Async
+) -> None:
+    job = Job(embedded_session(pservers, 200), Schema(0, update.spec(), (), ()), True)
+    model = eg.Embedding("t", 2)
+    optimizer = job.optimizer(model, sparse=eg.SGD(lr=0.1))
+    for epoch in job.epochs(2):
+        for batch in job.batches({"t": np.arange(100), "n": np.arange(100)}, 50, shuffle=False):
+            optimizer.zero_grad()
+            if epoch == 1 and batch["n"][0] == 0:
+                job.evict("t", torch.arange(10, 60, dtype=torch.int32).reshape(5, 10))
+            model(batch["t"][batch["t"] < 100 * (1 - epoch) + 5]).sum().backward()
+            optimizer.step()
+    job.save_model(tmp_path / "model")
+    keys, _ = SavedModel(tmp_path / "model").table("t")
+    assert sorted(keys.tolist()) == [*range(10), *range(60, 100)]
+
+
+def test_evicting_outside_a_batch_or_from_no_table_is_refused() -> None:
+    job = Job(embedded_session(), Schema(0, eg.Sync().spec(), (), ()), True)
+    model = eg.Embedding("t", 2)
+    optimizer = job.optimizer(model, sparse=eg.SGD(lr=0.1))
+    with pytest.raises(ConfigError, match=r"belongs inside job\.batches"):
+        job.evict("t", torch.arange(3))
+    for _ in job.epochs(1):
+        for _ in job.batches({"t": np.arange(4)}, 4):
+            with pytest.raises(ConfigError, match="there is no table 'u'; the model's tables are t"):
+                job.evict("u", torch.arange(3))
+            with pytest.raises(ConfigError, match="the ids are no tensor of int64 or int32"):
+                job.evict("t", [1, 2])  # type: ignore[arg-type]
+            model(torch.arange(2)).sum().backward()
+            optimizer.step()
+            with pytest.raises(ConfigError, match=r"before the batch's optimizer\.step"):
+                job.evict("t", torch.arange(3))

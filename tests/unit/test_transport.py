@@ -248,16 +248,6 @@ def test_what_a_full_queue_does_not_take_is_dropped_and_counted(monkeypatch):
         assert asker.counters["dropped: a peer's queue is full"] >= 40
 
 
-def test_a_peer_forgotten_is_connected_to_anew():
-    with listener() as master, network() as asker:
-        asker.send([Send(master.address, AskStatus(Request(1)))])
-        received(master)
-        asker.forget(master.address)
-        asker.forget(master.address)
-        asker.send([Send(master.address, AskStatus(Request(2)))])
-        assert received(master) == [("asker", AskStatus(Request(2)))]
-
-
 def test_no_two_members_have_one_name():
     names = {new_member("trainer-1") for _ in range(100)}
     assert len(names) == 100

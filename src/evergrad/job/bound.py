@@ -5,15 +5,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor, nn
 
 from evergrad.errors import ConfigError
+from evergrad.job.alignment import aligned
 from evergrad.job.dense import NotFinite, Rules, check_rules, fits, groups_of
 from evergrad.job.optimizer import JobOptimizer
 from evergrad.job.rows import BatchRows
+from evergrad.kernels.half import decoded, encoded
 from evergrad.kernels.merge import all_finite
-from evergrad.messages import NEWEST, AnyArray, Floats, Generation, GroupKind, Keys, TableSpec
+from evergrad.messages import NEWEST, AnyArray, Floats, Generation, GroupKind, Keys, TableKeys, TableSpec, Wire
 from evergrad.nn import Table
 from evergrad.optim import Rule
 from evergrad.trainer.exchange import Flow
@@ -46,16 +49,20 @@ class BoundModel:
         model: the torch model.
         dense: rules for its parameters.
         sparse: rules for its tables.
+        wire: what rows and gradients are on the wire.
     """
 
-    def __init__(self, session: Session, model: nn.Module, dense: Rules | None, sparse: Rules | None) -> None:
+    def __init__(
+        self, session: Session, model: nn.Module, dense: Rules | None, sparse: Rules | None, wire: Wire
+    ) -> None:
         if not isinstance(model, nn.Module):
             raise ConfigError(f"job.optimizer wants the model itself, a torch module, not a {type(model).__name__}")
         check_rules("dense", dense)
         check_rules("sparse", sparse)
         self.model = model
+        _align(model)
         self.groups = groups_of(model, dense)
-        self._session = session
+        self._session, self._wire = session, wire
         self._modules = [m for m in model.modules() if isinstance(m, Table)]
         self._rules = _table_rules(self._modules, sparse)
         self.tables = _table_specs(self._modules, self._rules)
@@ -123,13 +130,14 @@ class BoundModel:
         of_groups, of_tables = optimizer.rates()
         rows = [RowGrads(g.table, of_tables[g.table], g.keys, g.grads) for g in self._rows.gradients()]
         for r in rows:
-            if not all_finite(r.grads.reshape(-1)):
+            if not all_finite(decoded(encoded(r.grads, self._wire), self._wire).reshape(-1)):
                 raise NotFinite(f"the gradient of table {self.tables[r.table].name!r}")
         spans = []
         rates = iter(of_groups)
         for number, group in enumerate(self.groups):
             lr = next(rates) if group.kind is GroupKind.TRAINED else 0.0
             if group.kind is GroupKind.FROZEN:
+                group.refuse_gradients()
                 continue
             values, present = (
                 group.gradients() if group.kind is GroupKind.TRAINED else group.changed(self._values[number])
@@ -137,6 +145,20 @@ class BoundModel:
             if present.any():
                 spans.append(SpanGrads(number, lr, values, present))
         return rows, spans
+
+    def keys_of(self, table: str, ids: Tensor) -> TableKeys:
+        """The different keys that these ids of a table are.
+
+        Raises:
+            ConfigError: there is no such table, or these are no ids.
+        """
+        if table not in self._numbers:
+            raise ConfigError(
+                f"there is no table {table!r}; the model's tables are {', '.join(self._numbers) or 'none'}"
+            )
+        if getattr(ids, "dtype", None) not in (torch.int64, torch.int32):
+            raise ConfigError(f"table {table!r}: the ids are no tensor of int64 or int32; give torch.tensor([...])")
+        return TableKeys(self._numbers[table], np.unique(ids.detach().cpu().to(torch.int64).numpy()))
 
     def initial(self) -> list[SpanGrads]:
         """The dense values the model was made with."""
@@ -172,6 +194,13 @@ class BoundModel:
                 return run(trainer.pull(void.generation, NEWEST, wanted, [], not training)).rows[0]
 
         return pull
+
+
+def _align(model: nn.Module) -> None:
+    """Parameters and buffers that were made of other memory lie where that did; see `alignment.py`."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        if not tensor.is_meta and not isinstance(tensor, nn.parameter.UninitializedParameter):
+            tensor.data = aligned(tensor.data)
 
 
 def _table_rules(modules: Sequence[Table], rules: Rules | None) -> dict[str, Rule]:

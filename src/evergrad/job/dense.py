@@ -64,6 +64,15 @@ class Group:
         kept = [tensor if has else None for tensor, has in zip(self.tensors, differs, strict=True)]
         return self._flat(kept, check=self.kind is GroupKind.AVERAGED), _flags(kept)
 
+    def refuse_gradients(self) -> None:
+        """Raise ConfigError if a frozen parameter has a gradient, which nothing would be done with."""
+        for parameter, tensor in zip(self.spec.parameters, self.tensors, strict=True):
+            if tensor.grad is not None:
+                raise ConfigError(
+                    f"parameter {parameter.name!r} was frozen when job.optimizer was called and has a gradient now; set"
+                    " requires_grad before, and keep it"
+                )
+
     def load(self, values: AnyArray) -> None:
         """Put flat values into the model."""
         flat = torch.from_numpy(values if values.flags.writeable else values.copy())

@@ -2,30 +2,29 @@
 
 import hashlib
 import os
-import random
-import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
-from operator import index
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import ref
 
 import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from evergrad.checkpoint.model import new_model
 from evergrad.checks import whole_number
-from evergrad.data.dataset import Dataset, as_dataset
+from evergrad.data.dataset import Dataset
 from evergrad.data.order import epoch_order
 from evergrad.errors import ConfigError, EvergradError
 from evergrad.job.alignment import aligned
-from evergrad.job.bound import BoundModel, Requested, Version
+from evergrad.job.arguments import added, data_of, frames_to_the_script, numbers_of, partials, seed_of
+from evergrad.job.batch import Fetched, OpenBatch, seed_generators
+from evergrad.job.bound import BoundModel, Version
 from evergrad.job.dense import NotFinite, Rules
 from evergrad.job.embedded import MASTER as LOCAL_MASTER
 from evergrad.job.embedded import LocalNetwork
@@ -50,6 +49,7 @@ from evergrad.messages import (
     SaveTask,
     Schema,
     SyncTask,
+    TableKeys,
     TotalsAre,
     TrainDone,
     Want,
@@ -59,7 +59,7 @@ from evergrad.messages import (
     WantTotals,
     Wire,
 )
-from evergrad.metrics import mean, merge, partial, result
+from evergrad.metrics import mean, result
 from evergrad.trainer import session as sessions
 from evergrad.trainer.cutting import MESSAGE_BYTES
 from evergrad.trainer.driver import Driver
@@ -89,14 +89,14 @@ def init(update: Update | None = None, *, seed: int = 0, threads: int = 1, wire:
     if not isinstance(update, Update | None):
         raise ConfigError(f"update is {update!r}; give eg.Sync(...) or eg.Async(...)")
     spec = (Sync() if update is None else update).spec()
-    seed = _seed(os.environ.get(sessions.SEED, seed))
+    seed = seed_of(os.environ.get(sessions.SEED, seed))
     threads = whole_number("threads", threads, least=1)
     if wire not in list(Wire):
         raise ConfigError(f"wire is {wire!r}; give one of {', '.join(Wire)}")
     torch.set_num_threads(threads)
     is_embedded = sessions.MASTER not in os.environ
     session = embedded_session() if is_embedded else sessions.connect(os.environ, fingerprint())
-    _seed_generators(seed)
+    seed_generators(seed)
     is_ahead = isinstance(update, Async) and update.ahead
     return Job(session, Schema(seed, spec, (), (), Wire(wire)), is_embedded, is_ahead)
 
@@ -130,7 +130,8 @@ class Job:
         self._trained_epoch: int | None = None
         self._calls: Counter[tuple[str, int]] = Counter()
         self._done: Done | None = None
-        self._batch: _Batch | None = None
+        self._batch: OpenBatch | None = None
+        self._is_evaluating = False
         self._pushing: tuple[AsyncTask, int, Flow[None]] | None = None
         self._loop: Callable[[], Batches | None] = lambda: None
         self._warned: set[str] = set()
@@ -152,7 +153,7 @@ class Job:
             raise ConfigError(
                 "job.optimizer() was called twice; a job trains one model, so put its parts into one module"
             )
-        bound = BoundModel(self._session, model, dense, sparse)
+        bound = BoundModel(self._session, model, dense, sparse, self._schema.wire)
         optimizer = JobOptimizer(self, bound.groups, bound.table_rules())
         groups = tuple(group.spec for group in bound.groups)
         schema = msgspec.structs.replace(self._schema, tables=bound.tables, groups=groups)
@@ -211,7 +212,7 @@ class Job:
                 "job.batches() was called twice in one epoch; put the data into one dataset, or use more epochs"
             )
         self._trained_epoch = self._epoch
-        data, spec = _data(dataset, batch_size, shuffle)
+        data, spec = data_of(dataset, batch_size, shuffle)
         loop = self._batches(self._epoch, data, spec, shuffle)
         self._loop = ref(loop)
         return loop
@@ -236,7 +237,7 @@ class Job:
     def _sync_task(self, task: SyncTask, data: Dataset, spec: DataSpec, shuffle: bool) -> Batches:
         ids = epoch_order(spec.samples, self._schema.seed, task.epoch, np.arange(task.start, task.stop), shuffle)
         seed = self._mixed_seed("task", task.epoch, task.step, task.index)
-        batch = _Batch(task, task.step, ids.size)
+        batch = OpenBatch(task, task.step, ids.size)
         try:
             yield self._enter(batch, self._fetch(Version(task.generation, task.step), data, ids, seed, training=True))
             self._warn_if_no_step(batch)
@@ -254,24 +255,24 @@ class Job:
         count = -(-ids.size // spec.batch_size)
         metrics: dict[str, Partial] = {}
 
-        def fetch(number: int) -> _Fetched:
+        def fetch(number: int) -> Fetched:
             part = ids[number * spec.batch_size : (number + 1) * spec.batch_size]
             seed = self._mixed_seed("task", task.epoch, task.first + number, 0)
             return self._fetch(Version(task.generation, NEWEST), data, part, seed, training=True)
 
-        ahead: _Fetched | None = None
+        ahead: Fetched | None = None
         try:
             for number in range(self._session.driver.run(self._session.trainer.where(task)), count):
                 fetched = ahead or fetch(number)
                 ahead = fetch(number + 1) if self._is_ahead and number + 1 < count else None
-                batch = _Batch(task, task.first + number, fetched.samples, number)
+                batch = OpenBatch(task, task.first + number, fetched.samples, number)
                 yield self._enter(batch, fetched)
                 self._warn_if_no_step(batch)
                 if not batch.contributed:
-                    self._push_batch(task, number, [], [])
+                    self._push_batch(task, number)
                 if ahead is None:
                     self._finish_push()
-                metrics = _added(metrics, batch.metrics)
+                metrics = added(metrics, batch.metrics)
         except GeneratorExit:
             with suppress(Void):
                 self._finish_push()
@@ -282,10 +283,17 @@ class Job:
             self._pushing = None
         self._done = TrainDone(task.generation, task.attempt, True, metrics)
 
-    def _push_batch(self, task: AsyncTask, number: int, rows: list[RowGrads], spans: list[SpanGrads]) -> None:
+    def _push_batch(
+        self,
+        task: AsyncTask,
+        number: int,
+        rows: Sequence[RowGrads] = (),
+        spans: Sequence[SpanGrads] = (),
+        evict: Sequence[TableKeys] = (),
+    ) -> None:
         """Start to push a batch, once the one before is applied."""
         self._finish_push()
-        flow = self._session.driver.start(self._session.trainer.push_batch(task, number, rows, spans))
+        flow = self._session.driver.start(self._session.trainer.push_batch(task, number, rows, spans, evict))
         self._pushing = task, number, flow
 
     def _finish_push(self) -> None:
@@ -296,7 +304,7 @@ class Job:
                 self._session.driver.run(flow)
             except PushRefused as exc:
                 self._warn(f"a batch was left out: {exc}")
-                self._push_batch(task, number, [], [])
+                self._push_batch(task, number)
 
     def evaluate(self, fn: Callable[[Any], Mapping[str, Any]], dataset: object, batch_size: int) -> dict[str, Any]:
         """Evaluate the model as it is now, the work shared out among the trainers; all get the same totals.
@@ -311,7 +319,7 @@ class Job:
             ConfigError: called inside `batches`.
         """
         bound = self._check_bound("evaluate", outside_batches=True)
-        data, spec = _data(dataset, batch_size, shuffle=False)
+        data, spec = data_of(dataset, batch_size, shuffle=False)
         ordinal = self._call("evaluate")
         modes = {module: module.training for module in bound.model.modules()}
         bound.model.eval()
@@ -336,28 +344,48 @@ class Job:
         at = Version(task.generation, task.version)
         try:
             batch = self._enter(None, self._fetch(at, data, ids, seed, training=False))
+            self._is_evaluating = True
             with torch.no_grad():
-                totals = _partials(fn(batch))
+                totals = partials(fn(batch))
         except Void:
             return
         except (Exception, KeyboardInterrupt) as exc:
             failure = f"evaluate: {type(exc).__name__} on one of the trainers: {exc}"
             self._done = EvalDone(task.generation, task.attempt, {}, failure)
             raise
+        finally:
+            self._is_evaluating = False
         self._done = EvalDone(task.generation, task.attempt, totals)
 
     def report(self, metrics: Mapping[str, Any]) -> None:
         """Show metrics: inside `batches` of the present batch (means of the epoch are shown), else of the epoch."""
         if self._batch is not None:
             samples = self._batch.samples
-            part = {str(name): mean([float(value)], [float(samples)]) for name, value in metrics.items()}
-            self._batch.metrics = _added(self._batch.metrics, part)
+            part = {name: mean([value], [float(samples)]) for name, value in numbers_of(metrics).items()}
+            self._batch.metrics = added(self._batch.metrics, part)
             return
-        numbers = {str(name): float(value) for name, value in metrics.items()}
+        numbers = numbers_of(metrics)
         self._session.driver.run(self._session.trainer.report(max(self._place, 0), numbers))
         if self._is_embedded:
             shown = "  ".join(f"{name} {value:.5g}" for name, value in numbers.items())
-            print(f"epoch {self._place}: {shown}", flush=True)  # noqa: T201  # showing is what it is for
+            where = f"epoch {self._place}" if self._epoch is not None else "outside the epochs"
+            print(f"{where}: {shown}", flush=True)  # noqa: T201  # showing is what it is for
+
+    def evict(self, table: str, ids: Tensor) -> None:
+        """Have the rows of these ids deleted, with the update of the present batch and before it.
+
+        Afterwards they read as ids never seen. A batch that contributes nothing evicts nothing.
+
+        Args:
+            table: a table's name.
+            ids: int64 or int32, of any shape; ids without a row are passed over.
+        Raises:
+            ConfigError: outside `batches`, or there is no such table.
+        """
+        bound = self._check_bound("evict")
+        if self._batch is None or self._batch.has_stepped:
+            raise ConfigError("job.evict() belongs inside job.batches(), before the batch's optimizer.step()")
+        self._batch.evict.append(bound.keys_of(table, ids))
 
     def is_leader(self) -> bool:
         """Whether this is the one trainer that at this moment does what only one should, as printing results."""
@@ -373,7 +401,11 @@ class Job:
             ConfigError: called inside `batches`, or the path cannot be written.
         """
         self._check_bound("save_model", outside_batches=True)
-        target = Path(path)
+        if "://" in str(path):
+            raise ConfigError(
+                f"job.save_model writes to folders of this machine, and {str(path)!r} is none; give a path"
+            )
+        target = Path(path).absolute()
         ordinal = self._call("save_model")
         while True:
             answer = self._ask(WantSaved(self._place, ordinal, str(target)))
@@ -411,9 +443,10 @@ class Job:
             rows, spans = bound.contribution(self._optimizer)
             task, trainer = batch.task, self._session.trainer
             if isinstance(task, SyncTask):
-                self._session.driver.run(trainer.push(task, task.step, task.index, batch.samples, rows, spans))
+                push = trainer.push(task, task.step, task.index, batch.samples, rows, spans, batch.evict)
+                self._session.driver.run(push)
             else:
-                self._push_batch(task, batch.number, rows, spans)
+                self._push_batch(task, batch.number, rows, spans, batch.evict)
             batch.contributed = True
         except Void:
             batch.is_void = True
@@ -446,14 +479,14 @@ class Job:
             return None
         return TrainDone(task.generation, task.attempt, True, {})
 
-    def _fetch(self, at: Version, data: Dataset, ids: NDArray[np.int64], seed: int, training: bool) -> "_Fetched":
+    def _fetch(self, at: Version, data: Dataset, ids: NDArray[np.int64], seed: int, training: bool) -> "Fetched":
         """Fetch a batch and ask for what it needs of the model."""
         bound = self._check_bound("batches")
-        _seed_generators(seed)
+        seed_generators(seed)
         batch = aligned(data.fetch(ids))
-        return _Fetched(batch, bound.request(at, batch, training), seed, ids.size)
+        return Fetched(batch, bound.request(at, batch, training), seed, ids.size)
 
-    def _enter(self, batch: "_Batch | None", fetched: "_Fetched") -> Any:
+    def _enter(self, batch: "OpenBatch | None", fetched: "Fetched") -> Any:
         """Put what a batch needs into the model; raises `Void` if the version has passed."""
         bound = self._check_bound("batches")
         assert self._optimizer is not None
@@ -461,7 +494,7 @@ class Job:
         if batch is not None:
             self._optimizer.at_step(batch.step)
         self._batch = batch
-        _seed_generators(fetched.seed + 1)
+        seed_generators(fetched.seed + 1)
         return fetched.batch
 
     def _close_batch(self) -> None:
@@ -478,6 +511,8 @@ class Job:
     def _check_bound(self, what: str, outside_batches: bool = False) -> BoundModel:
         if self._bound is None:
             raise ConfigError(f"{what} needs a model: call job.optimizer(model, ...) first")
+        if outside_batches and self._is_evaluating:
+            raise ConfigError(f"job.{what}() inside the function given to job.evaluate(): call it after the evaluation")
         if outside_batches and self._batch is not None:
             raise ConfigError(f"job.{what}() inside job.batches(): call it between epochs, after the loop over batches")
         return self._bound
@@ -487,7 +522,7 @@ class Job:
         text = repr((self._schema.seed, *parts)).encode()
         return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
 
-    def _warn_if_no_step(self, batch: "_Batch") -> None:
+    def _warn_if_no_step(self, batch: "OpenBatch") -> None:
         if not batch.has_stepped:
             self._warn(
                 "optimizer.step() was not called for a batch, which so trains nothing; is it missing in the loop?"
@@ -497,64 +532,4 @@ class Job:
         """Say this once."""
         if text not in self._warned:
             self._warned.add(text)
-            warnings.warn(text, UserWarning, stacklevel=_frames_to_the_script())
-
-
-class _Fetched(NamedTuple):
-    """A batch that was read, what was asked for it, and its seed (of reading; the next is that of computing)."""
-
-    batch: Any
-    requested: Requested
-    seed: int
-    samples: int
-
-
-class _Batch:
-    """The batch the script is at."""
-
-    def __init__(self, task: SyncTask | AsyncTask, step: int, samples: int, number: int = 0) -> None:
-        self.task, self.step, self.samples, self.number = task, step, samples, number
-        self.has_stepped = self.contributed = self.is_void = False
-        self.metrics: dict[str, Partial] = {}
-
-
-def _seed(value: object) -> int:
-    try:
-        seed = int(value) if isinstance(value, str) else index(value)  # type: ignore[arg-type]  # index() checks it
-    except (TypeError, ValueError):
-        raise ConfigError(f"seed is {value!r}; give a whole number") from None
-    if not -(2**63) <= seed < 2**63:
-        raise ConfigError(f"seed is {seed}; give one of at most 63 bits")
-    return seed
-
-
-def _partials(found: object) -> dict[str, Partial]:
-    if not isinstance(found, Mapping):
-        raise ConfigError(f"evaluate: the function returned a {type(found).__name__}; return a dict of metrics by name")
-    return {str(name): partial(value) for name, value in found.items()}
-
-
-def _frames_to_the_script() -> int:
-    """The stack level of the nearest caller outside this package and torch: where a warning belongs."""
-    level, frame = 0, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("evergrad", "torch"):
-        level, frame = level + 1, frame.f_back
-    return level + 1
-
-
-def _data(dataset: object, batch_size: int, shuffle: bool) -> tuple[Dataset, DataSpec]:
-    batch_size = whole_number("batch_size", batch_size, least=1)
-    data = as_dataset(dataset)
-    fingerprint = f"{data.fingerprint()} {'shuffled' if shuffle else 'in order'}"
-    return data, DataSpec(len(data), fingerprint, batch_size)
-
-
-def _added(metrics: dict[str, Partial], more: dict[str, Partial]) -> dict[str, Partial]:
-    return metrics | {name: merge(metrics[name], m) if name in metrics else m for name, m in more.items()}
-
-
-def _seed_generators(seed: int) -> None:
-    """Start the random generators of Python, numpy and torch anew."""
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
+            warnings.warn(text, UserWarning, stacklevel=frames_to_the_script())

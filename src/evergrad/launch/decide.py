@@ -66,7 +66,7 @@ def decide(end: End) -> Action:
     A trainer holds nothing that the others do not have, so it is started again. The master and the pservers hold the
     job's state and the parameters in memory only, so the job cannot go on without one of them.
     """
-    if end.status == MISTAKE:
+    if end.status == MISTAKE and not (end.role is Role.TRAINER and end.restarts and end.others):
         return Finish(MISTAKE, None)
     match end.role:
         case Role.TRAINER:
@@ -84,6 +84,8 @@ def _trainer(end: End) -> Action:
         return Confirm()
     if end.status == FAILED:
         return Finish(FAILED, None)
+    if end.status == MISTAKE:
+        return LetGo("was started again and does not fit the job any more; the job goes on without it")
     if end.status in (LEFT, -signal.SIGTERM):
         return LetGo("was asked to leave and left")
     if end.restarts < end.max_restarts:

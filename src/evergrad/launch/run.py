@@ -198,6 +198,7 @@ class Launcher:
             return
         self._console.show(status, self._restarts, now)
         if status.ended and self._phase is Phase.RUNNING:
+            self._due.clear()
             self._outcome = decide.Finish(decide.FAILED if status.failure else 0, status.failure)
             self._enter(Phase.ENDING, now + ENDING_WITHIN_S)
 
@@ -302,8 +303,8 @@ class Launcher:
         if self._phase is Phase.LEAVING and (now >= self._deadline or not self._of(Role.TRAINER)):
             for process in self._of(Role.TRAINER):
                 process.kill()
-            self._stop_master(None, now)
-        elif self._phase is Phase.ENDING and list(self._processes) == ["master"]:
+            self._stop_master("it was stopped by a signal", now)
+        elif self._is_master_alone():
             self._processes["master"].terminate()  # it has stayed for the others
             self._enter(Phase.TERMINATING, now + TERMINATING_WITHIN_S)
         elif self._phase in (Phase.STOPPING, Phase.ENDING) and now >= self._deadline:
@@ -314,6 +315,13 @@ class Launcher:
         elif self._phase is Phase.KILLING or (self._phase is Phase.TERMINATING and now >= self._deadline):
             for process in self._processes.values():
                 process.kill()
+
+    def _is_master_alone(self) -> bool:
+        """Whether the job is over and only the master is left, which stays for others until it is told to go."""
+        is_told = self._phase is Phase.ENDING or (
+            self._phase is Phase.STOPPING and self._link and self._link.is_all_told
+        )
+        return bool(is_told) and list(self._processes) == ["master"]
 
     def _kill_all(self) -> None:
         for process in self._processes.values():

@@ -29,12 +29,12 @@ class Stall:
     """Tells whether a job has stood still for a while, so that who is waited for is worth saying."""
 
     def __init__(self) -> None:
-        self._place: tuple[str, int, int] | None = None
+        self._place: tuple[str, int, int, int] | None = None
         self._since_s = 0.0
 
     def seen(self, status: Status, now_s: float) -> bool:
         """Take a status; returns whether nothing has moved for `STALL_S` seconds."""
-        place = (status.phase, status.epoch, status.version)
+        place = (status.phase, status.epoch, status.version, status.samples)
         if place != self._place:
             self._place, self._since_s = place, now_s
         return now_s - self._since_s >= STALL_S

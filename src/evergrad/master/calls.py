@@ -7,8 +7,8 @@ trainer that comes by gets the same answer.
 from evergrad.errors import DataError
 from evergrad.master.dispatch import AttemptNumbers, TaskPool
 from evergrad.messages import Attempt, DataSpec, EvalDone, Member, Partial
-from evergrad.metrics import merge
-from evergrad.schedule import eval_tasks
+from evergrad.metrics import merge, partial, result
+from evergrad.schedule import eval_task, eval_tasks
 
 Call = tuple[int, int]
 """Epoch, and the number of the call in it."""
@@ -19,7 +19,7 @@ class Evaluation:
 
     def __init__(self, data: DataSpec, numbers: AttemptNumbers) -> None:
         self.data = data
-        self.totals: dict[str, Partial] = {}
+        self.totals: dict[str, Partial] = {}  # once done, of kind "sum": what there is to know, and no more
         self.failure: str | None = None
         self._count = eval_tasks(data.samples, data.batch_size)
         self._pool = TaskPool(range(self._count), numbers, None)
@@ -37,8 +37,7 @@ class Evaluation:
         if handed is None:
             return None
         index, attempt = handed
-        start = index * self.data.batch_size
-        return attempt, start, min(start + self.data.batch_size, self.data.samples)
+        return attempt, *eval_task(self.data.samples, self.data.batch_size, index)
 
     def finish(self, done: EvalDone) -> None:
         """Add what one task found; it fails the evaluation if the script raised, or its metrics do not add up."""
@@ -53,10 +52,16 @@ class Evaluation:
                 self._added += 1
         except DataError as exc:
             self.failure = str(exc)
+        if self.is_done:
+            self.totals = {name: partial(result(total)) for name, total in self.totals.items()}
 
     def release(self, member: Member) -> None:
         """A member holds nothing any more."""
         self._pool.release(member)
+
+    def waits_for(self) -> dict[int, tuple[Member, float]]:
+        """The tasks pending, with who holds them and since when."""
+        return self._pool.pending()
 
 
 class Saving:
@@ -85,6 +90,10 @@ class Saving:
     def release(self, member: Member) -> None:
         """A member holds nothing any more."""
         self._pool.release(member)
+
+    def waits_for(self) -> dict[int, tuple[Member, float]]:
+        """The tasks pending, with who holds them and since when."""
+        return self._pool.pending()
 
 
 def _added_up(totals: dict[str, Partial], part: dict[str, Partial]) -> dict[str, Partial]:

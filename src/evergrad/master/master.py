@@ -58,6 +58,8 @@ from evergrad.messages import (
 )
 
 FIRST_TERM = Term(1)
+PAUSE_S = 1.0
+"""Ticks further apart than this are a pause of the master."""
 
 FromMember = Heartbeat | Leave | Agree | Ask | AskLeader | ReportMetrics
 
@@ -94,6 +96,7 @@ class Master:
         self._waiting: dict[Member, tuple[str, Ask | Agree]] = {}
         self._answered: dict[Member, Message] = {}
         self._progress = Progress()
+        self._ticked_s: float | None = None
 
     # -- messages ------------------------------------------------------------------------------------------------------
 
@@ -128,7 +131,13 @@ class Master:
         return sends + self._due(now_s)
 
     def tick(self, now_s: float) -> list[Send]:
-        """Let time pass: leases run out, what was not acknowledged is sent again."""
+        """Let time pass: leases run out, what was not acknowledged is sent again.
+
+        A tick that comes late shows that this process was paused, in which time it heard nobody.
+        """
+        if self._ticked_s is not None and now_s - self._ticked_s > PAUSE_S:
+            self.members.excuse(now_s - self._ticked_s)
+        self._ticked_s = now_s
         for dead in self.members.silent(now_s):
             self._drop(dead, f"was silent for {now_s - dead.seen_s:.1f} s")
         sends = self._due(now_s)
@@ -151,12 +160,12 @@ class Master:
 
     # -- members -------------------------------------------------------------------------------------------------------
 
-    def _join(self, join: Join, now_s: float) -> Message | None:
+    def _join(self, join: Join, now_s: float) -> Message:
         if self.is_over:
             return Ended(join.request, self.failure)
         if self.members.is_gone(join.member):
             self.counters["messages of former members"] += 1
-            return None
+            return Unknown(join.request)
         if join.member not in self.members:
             if reason := self._refuse_join(join):
                 self.counters["refused joins"] += 1
@@ -186,8 +195,11 @@ class Master:
             known = state is not None
             return HeartbeatReply(message.request, self._term, self._generation, known, self.is_over, self.failure)
         if isinstance(message, Leave):
+            if message.failure is not None and (state is not None or self.members.is_gone(message.member)):
+                name = state.name if state is not None else message.member
+                self.end(f"the script raised in {name}:\n{message.failure}")
             if state is not None:
-                self._leave(state, message.failure)
+                self._drop(state, "said goodbye")
             return Left(message.request)
         if state is None:
             return Ended(message.request, self.failure) if self.is_over else Unknown(message.request)
@@ -215,11 +227,6 @@ class Master:
             self._release(message.member)
         self._waiting[message.member] = src, message
         return None
-
-    def _leave(self, state: MemberState, failure: str | None) -> None:
-        if failure is not None:
-            self.end(f"the script raised in {state.name}:\n{failure}")
-        self._drop(state, "said goodbye")
 
     def _exited(self, message: Exited) -> Message:
         state = self.members.named(message.name, message.pid)

@@ -23,6 +23,7 @@ class MemberState:
     counters: dict[str, int] = field(default_factory=dict)
 
 
+PSERVER_LEASE_S = 60.0
 REMEMBERED_GONE = 1000
 """A message that comes late from one of so many former members is known as such."""
 
@@ -68,8 +69,17 @@ class Members:
         return member in self._gone
 
     def silent(self, now: float) -> list[MemberState]:
-        """Members whose lease has run out."""
-        return [m for m in self._members.values() if now - m.seen_s > self.lease_s]
+        """Members whose lease has run out.
+
+        A pserver's is longer: nothing can take its place yet, so to give it up is to give up the job.
+        """
+        leases = {Role.PSERVER: max(self.lease_s, PSERVER_LEASE_S)}
+        return [m for m in self._members.values() if now - m.seen_s > leases.get(m.role, self.lease_s)]
+
+    def excuse(self, seconds: float) -> None:
+        """Nobody could be heard for so long, since the master itself did not listen."""
+        for member in self._members.values():
+            member.seen_s += seconds
 
     def trainers(self) -> list[MemberState]:
         """The trainers, first joined first."""

@@ -227,12 +227,13 @@ class Script:
     # -- status --------------------------------------------------------------------------------------------------------
 
     def slow_task(self, now_s: float) -> tuple[int, Member, float] | None:
-        """The task of training pending longest, who holds it and for how long, if that is long."""
+        """The task pending longest, who holds it and for how long, if that is long."""
         epoch = self.training.epoch
-        pending = epoch.waits_for() if epoch is not None and not epoch.is_closed else {}
+        pending = [*(epoch.waits_for() if epoch is not None else {}).items()]
+        pending += [held for call in self._open_calls() for held in call.waits_for().items()]
         if not pending:
             return None
-        index, (member, since_s) = min(pending.items(), key=lambda item: item[1][1])
+        index, (member, since_s) = min(pending, key=lambda item: item[1][1])
         return (index, member, now_s - since_s) if now_s - since_s > SLOW_S else None
 
 

@@ -152,7 +152,10 @@ class GroupGrads(msgspec.Struct, frozen=True):
 
 
 class Push(Message, frozen=True):
-    """What one attempt of one task of a step contributes, or one of several parts; held until the step's commit."""
+    """What one attempt of one task of a step contributes, or one of several parts; held until the step's commit.
+
+    `evict` names rows to delete before the update, whoever owns them; it comes with the first part.
+    """
 
     request: Request
     generation: Generation
@@ -162,6 +165,7 @@ class Push(Message, frozen=True):
     samples: int
     tables: tuple[TableGrads, ...]
     groups: tuple[GroupGrads, ...]
+    evict: tuple[TableKeys, ...] = ()
     part: int = 0
     parts: int = 1
 
@@ -176,6 +180,7 @@ class PushBatch(Message, frozen=True):
     batch: int
     tables: tuple[TableGrads, ...]
     groups: tuple[GroupGrads, ...]
+    evict: tuple[TableKeys, ...] = ()
     part: int = 0
     parts: int = 1
 

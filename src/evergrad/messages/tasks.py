@@ -213,9 +213,6 @@ class Ended(Message, frozen=True):
     failure: str | None
 
 
-TaskMessage = InitTask | SyncTask | AsyncTask | EvalTask | SaveTask
-
-
 class ReportMetrics(Message, frozen=True):
     """Metrics the script reported for an epoch; shown by the launcher."""
 

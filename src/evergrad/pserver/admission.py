@@ -22,6 +22,7 @@ from evergrad.messages import (
     Keys,
     Schema,
     TableGrads,
+    TableKeys,
 )
 from evergrad.placement import slots_owned, span_owned
 
@@ -46,6 +47,15 @@ class Admission:
         """Why there is no such part of a push; None if there is."""
         is_one = 0 <= part < parts <= MAX_PARTS
         return None if is_one else f"part {part} of {parts}; a push has 1 to {MAX_PARTS} parts"
+
+    def refuse_evictions(self, evict: Sequence[TableKeys]) -> str | None:
+        """Why these rows cannot be named for eviction; None if they can. They may be other pservers'."""
+        for named in evict:
+            if reason := self.refuse_table(named.table):
+                return reason
+            if named.keys.ndim != 1:
+                return f"keys to evict of shape {named.keys.shape}; send one dimension"
+        return None
 
     def refuse_whole(self, step: int, groups: Sequence[GroupGrads]) -> str | None:
         """Why all parts of a push together do not make whole spans, at first of all groups; None if they do."""

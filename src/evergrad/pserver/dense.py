@@ -83,7 +83,8 @@ class DenseGroup:
             case GroupKind.AVERAGED:
                 all_parts = zip(parts, present, strict=True)
                 filled = [((v if has else self._values)[here], samples) for (v, _, samples), has in all_parts]
-                new[here] = _mean(filled, segment, total)
+                unnamed = total - sum(samples for _, samples in filled)  # of tasks that changed nothing of the group
+                new[here] = _mean([*filled, (self._values[here], unnamed)], segment, total)
             case GroupKind.LOWEST:
                 new[here] = given[0][0]
             case GroupKind.FROZEN:

@@ -3,13 +3,15 @@
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from evergrad.messages import AnyArray, ExportPart, Floats, GroupGrads, Keys, Schema, TableGrads
+from evergrad.messages import AnyArray, ExportPart, Floats, GroupGrads, Keys, Schema, TableGrads, TableKeys
 from evergrad.placement import slots_owned, span_owned
 from evergrad.pserver.dense import DenseGroup
 from evergrad.pserver.table import Table
 
 INDEX_BYTES = 40
 """What a row takes besides itself, at most."""
+SUM_BYTES = 12
+"""What the sum and the mean of a gradient's element take while they are made."""
 
 
 class Contribution(NamedTuple):
@@ -18,6 +20,7 @@ class Contribution(NamedTuple):
     samples: int
     tables: Sequence[TableGrads]
     groups: Sequence[GroupGrads]
+    evict: Sequence[TableKeys] = ()
 
 
 class Model:
@@ -44,8 +47,8 @@ class Model:
         return self._groups[group].values
 
     def bytes_needed(self, tables: Sequence[TableGrads]) -> int:
-        """At most so many bytes does it take to hold these gradients, and the rows they may make."""
-        return sum(t.grads.nbytes + t.keys.nbytes + t.keys.size * self._row_bytes[t.table] for t in tables)
+        """At most so many bytes beyond the gradients themselves does it take to apply them: rows, index and sums."""
+        return sum(t.keys.size * (self._row_bytes[t.table] + SUM_BYTES * t.grads.shape[1]) for t in tables)
 
     def row_counts(self) -> tuple[int, ...]:
         """Rows of each table."""
@@ -63,12 +66,15 @@ class Model:
     def update(self, contributions: Sequence[Contribution]) -> None:
         """Apply the mean over all samples, summed in the order given; the first contribution's rates count.
 
-        A table named by any contribution counts one update, also where it has no keys here.
+        A table named by any contribution counts one update, also where it has no keys here. Rows to be evicted go
+        first.
         """
+        for evicted in (e for c in contributions for e in c.evict):
+            self._tables[evicted.table].evict(evicted.keys)
         total = sum(c.samples for c in contributions)
         rows: dict[int, list[tuple[int, TableGrads]]] = {}
         spans: dict[int, list[tuple[int, GroupGrads]]] = {}
-        for samples, tables, groups in contributions:
+        for samples, tables, groups, _ in contributions:
             for t in tables:
                 rows.setdefault(t.table, []).append((samples, t))
             for g in groups:

@@ -1,6 +1,6 @@
 """Pushes that come in several messages, put together when all are here."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -31,6 +31,10 @@ class Parts:
         del self._open[key]
         whole: P = _joined([parts[i] for i in sorted(parts)])
         return whole
+
+    def forget(self, is_passed: Callable[[Any], bool]) -> None:
+        """The pushes known by keys of which this is true are not wanted any more."""
+        self._open = {key: parts for key, parts in self._open.items() if not is_passed(key)}
 
     def clear(self) -> None:
         """Nothing that has come is wanted any more."""

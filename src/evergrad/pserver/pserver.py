@@ -81,8 +81,9 @@ class Pserver:
         self._held: tuple[Model, Admission] | None = None
         self._staged: dict[tuple[int, Attempt], Push] = {}
         self._parts = Parts()
+        self._promised_bytes = 0
         self._last_commit: Commit | None = None
-        self._parked: dict[str, Pull] = {}
+        self._parked: dict[tuple[str, Request], Pull] = {}
         self._epoch = 0
         self._progress: dict[int, int] = {}
 
@@ -120,10 +121,10 @@ class Pserver:
         sends = []
         if message.generation > self.generation:
             self.generation, self._place, self._version = message.generation, message.place, INIT_STEP
-            sends = [Send(peer, self._stale(pull.request)) for peer, pull in self._parked.items()]
+            sends = [Send(peer, self._stale(pull.request)) for (peer, _), pull in self._parked.items()]
             part = (message.schema, message.place, message.places)
             self._held = Model(*part), Admission(*part)
-            self._staged, self._parked, self._last_commit = {}, {}, None
+            self._staged, self._parked, self._last_commit, self._promised_bytes = {}, {}, None, 0
             self._parts.clear()
             self._epoch, self._progress = 0, {}
         if message.generation == self.generation:
@@ -150,9 +151,9 @@ class Pserver:
         if commit.step == INIT_STEP:
             model.set_dense(span for push in pushes for span in push.groups)
         elif pushes:
-            model.update([Contribution(push.samples, push.tables, push.groups) for push in pushes])
+            model.update([Contribution(push.samples, push.tables, push.groups, push.evict) for push in pushes])
         self._version += 1
-        self._staged, self._last_commit = {}, commit
+        self._staged, self._last_commit, self._promised_bytes = {}, commit, 0
         self._parts.clear()
 
     def _check_repeated(self, commit: Commit) -> None:
@@ -163,7 +164,7 @@ class Pserver:
 
     def _unpark(self) -> list[Send]:
         parked, self._parked = self._parked, {}
-        return [send for peer, pull in parked.items() for send in self._from_trainer(peer, pull)]
+        return [send for (peer, _), pull in parked.items() for send in self._from_trainer(peer, pull)]
 
     # -- trainers ------------------------------------------------------------------------------------------------------
 
@@ -190,13 +191,11 @@ class Pserver:
             case Export():
                 return self._export(message, model, admission)
             case CountRows():
-                if not self._has(message.version):
-                    return self._stale(message.request)
-                return RowCounts(message.request, model.row_counts())
+                return self._count_rows(message, model)
 
     def _pull(self, src: str, pull: Pull, model: Model, admission: Admission) -> Message | None:
-        if self._version == INIT_STEP or pull.version > self._version:
-            self._parked[src] = pull
+        if self._is_ahead(pull.version):
+            self._parked[src, pull.request] = pull
             return None
         if not self._has(pull.version):
             return self._stale(pull.request)
@@ -228,6 +227,7 @@ class Pserver:
             if reason := admission.refuse_whole(push.step, whole.groups):
                 return self._refused(push.request, reason)
             self._staged[key] = whole
+        self._promised_bytes += model.bytes_needed(push.tables)
         return Pushed(push.request)
 
     def _push_batch(self, src: str, push: PushBatch, model: Model, admission: Admission) -> Message | None:
@@ -249,12 +249,14 @@ class Pserver:
             return self._refused(push.request, reason)
         if push.epoch > self._epoch:
             self._epoch, self._progress = push.epoch, {}
-        model.update([Contribution(1, whole.tables, whole.groups)])
+            self._parts.clear()
+        model.update([Contribution(1, whole.tables, whole.groups, whole.evict)])
         self._progress[push.task] = push.batch + 1
+        self._parts.forget(lambda key: key[1:3] == (push.epoch, push.task) and key[3] <= push.batch)
         return Pushed(push.request)
 
     def _full(self, push: Push | PushBatch, model: Model) -> Full | None:
-        needed, room = model.bytes_needed(push.tables), self._room()
+        needed, room = model.bytes_needed(push.tables) + self._promised_bytes, self._room()
         if needed <= room:
             return None
         self.counters["pushes refused for lack of memory"] += 1
@@ -266,8 +268,10 @@ class Pserver:
         )
 
     def _refuse_part(self, admission: Admission, step: int, samples: int, push: Push | PushBatch) -> str | None:
-        return admission.refuse_part(push.part, push.parts) or admission.refuse_push(
-            step, samples, push.tables, push.groups
+        return (
+            admission.refuse_part(push.part, push.parts)
+            or admission.refuse_evictions(push.evict)
+            or admission.refuse_push(step, samples, push.tables, push.groups)
         )
 
     def _batches(self, epoch: int, task: int) -> int:
@@ -276,12 +280,25 @@ class Pserver:
             return ALL_BATCHES
         return self._progress.get(task, 0) if epoch == self._epoch else 0
 
-    def _export(self, message: Export, model: Model, admission: Admission) -> Message:
+    def _count_rows(self, message: CountRows, model: Model) -> Message | None:
+        if self._is_ahead(message.version):
+            return None
+        if not self._has(message.version):
+            return self._stale(message.request)
+        return RowCounts(message.request, model.row_counts())
+
+    def _export(self, message: Export, model: Model, admission: Admission) -> Message | None:
+        if self._is_ahead(message.version):
+            return None
         if not self._has(message.version):
             return self._stale(message.request)
         if reason := admission.refuse_export(message.table, message.slot):
             return self._refused(message.request, reason)
         return Exported(message.request, *model.export(message.table, message.part, message.slot, message.limit))
+
+    def _is_ahead(self, version: int) -> bool:
+        """Whether this version is still to come here."""
+        return self._version == INIT_STEP or version > self._version
 
     def _has(self, version: int) -> bool:
         return self._version != INIT_STEP and version in (NEWEST, self._version)

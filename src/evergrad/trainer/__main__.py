@@ -21,11 +21,8 @@ def main() -> int:
     os.environ.update({session.MASTER: options.master, session.JOB: options.job, session.NAME: options.name})
     if options.seed is not None:
         os.environ[session.SEED] = str(options.seed)
-    asked_to_leave = False
 
     def leave() -> None:
-        nonlocal asked_to_leave
-        asked_to_leave = True
         if session.current is None:
             raise Leaving
         session.current.driver.is_leaving = True
@@ -106,10 +103,12 @@ def _traceback() -> str:
 def _failed(failure: str, status: int) -> int:
     """Tell the job, which ends with this and shows it once; where there is none any more, tell the user."""
     try:
-        (session.current or session.connect(os.environ, numerics="")).leave(failure)
+        is_told = (session.current or session.connect(os.environ, numerics="")).leave(failure)
     except JobOver:
-        pass
+        is_told = True
     except EvergradError:
+        is_told = False
+    if not is_told:
         print(failure, file=sys.stderr, end="", flush=True)
     return status
 

@@ -80,8 +80,8 @@ class Driver:
         """Run a flow to its end.
 
         Raises:
-            Leaving: SIGTERM has come, or the launcher is gone.
-        JobOver: the job has ended elsewhere.
+                Leaving: SIGTERM has come, or the launcher is gone.
+            JobOver: the job has ended elsewhere.
             Unavailable: the master has been silent for `SILENCE_S` seconds.
         """
         while True:
@@ -94,14 +94,15 @@ class Driver:
             for _, message in self._carrier.exchange(self._exchange.due(time.monotonic()), TURN_S):
                 self._exchange.receive(message)
 
-    def say_goodbye(self, flow: Flow[None], deadline_s: float) -> None:
-        """Run the last flow, for at most `deadline_s` seconds."""
+    def say_goodbye(self, flow: Flow[None], deadline_s: float) -> bool:
+        """Run the last flow, for at most `deadline_s` seconds; returns whether it came to its end."""
         end_s = time.monotonic() + deadline_s
         for _ in flow:
             for _, message in self._carrier.exchange(self._exchange.due(time.monotonic()), TURN_S):
                 self._exchange.receive(message)
             if time.monotonic() > end_s:
-                return
+                return False
+        return True
 
     def close(self) -> None:
         """Stop the heartbeats and let go of what carries messages."""

@@ -32,9 +32,9 @@ class Session:
         while True:
             self.driver.run(self.trainer.ask(WantEnd(), None))
 
-    def leave(self, failure: str | None = None) -> None:
-        """Say goodbye, with the script's traceback if it raised."""
-        self.driver.say_goodbye(self.trainer.leave(failure), GOODBYE_S)
+    def leave(self, failure: str | None = None) -> bool:
+        """Say goodbye, with the script's traceback if it raised; returns whether the master has heard it."""
+        return self.driver.say_goodbye(self.trainer.leave(failure), GOODBYE_S)
 
 
 current: Session | None = None

@@ -6,7 +6,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from evergrad.errors import ConfigError, InvariantError, Unavailable
+from evergrad.errors import ConfigError, InvariantError
 from evergrad.kernels.half import encoded
 from evergrad.messages import (
     Address,
@@ -38,6 +38,7 @@ from evergrad.messages import (
     Leave,
     Member,
     Message,
+    Noted,
     Over,
     PserverAt,
     Pull,
@@ -178,11 +179,13 @@ class Trainer:
 
     def join(self) -> Flow[None]:
         """Become a member."""
-        self.member = self._new_member()
-        name, pid, numerics = self._identity
-        request = self._exchange.number()
-        join = Join(request, Role.TRAINER, self.member, name, pid, numerics)
-        yield from self._ask_master(request, join, Joined)
+        answer: Message | None = None
+        while not isinstance(answer, Joined):
+            self.member = self._new_member()
+            name, pid, numerics = self._identity
+            request = self._exchange.number()
+            join = Join(request, Role.TRAINER, self.member, name, pid, numerics)
+            answer = yield from self._ask_master(request, join, Joined, Unknown)
 
     def agree(self, schema: Schema) -> Flow[None]:
         """Name the model; returns when the pservers hold it.
@@ -234,8 +237,12 @@ class Trainer:
 
     def report(self, epoch: int, metrics: dict[str, float]) -> Flow[None]:
         """Have metrics shown."""
-        request = self._exchange.number()
-        yield from self._call([(request, Send(self._master, ReportMetrics(request, self.member, epoch, metrics)))])
+        while True:
+            request = self._exchange.number()
+            report = ReportMetrics(request, self.member, epoch, metrics)
+            if not isinstance((yield from self._ask_master(request, report, Noted, Unknown)), Unknown):
+                return
+            yield from self._rejoin()
 
     def leave(self, failure: str | None) -> Flow[None]:
         """Say goodbye, with the traceback of the script if it raised."""
@@ -290,6 +297,7 @@ class Trainer:
         samples: int,
         rows: Sequence[RowGrads],
         spans: Sequence[SpanGrads],
+        evict: Sequence[TableKeys] = (),
     ) -> Flow[None]:
         """Hand a task's contribution to every pserver; returns when all hold it.
 
@@ -300,18 +308,29 @@ class Trainer:
 
         def message(request: Request, part: Part) -> Message:
             number, of, tables, groups = part
-            return Push(request, task.generation, step, index, task.attempt, samples, tables, groups, number, of)
+            evicted = tuple(evict) if number == 0 else ()
+            return Push(
+                request, task.generation, step, index, task.attempt, samples, tables, groups, evicted, number, of
+            )
 
         yield from self._push_parts(rows, spans, message)
 
     def push_batch(
-        self, task: AsyncTask, batch: int, rows: Sequence[RowGrads], spans: Sequence[SpanGrads]
+        self,
+        task: AsyncTask,
+        batch: int,
+        rows: Sequence[RowGrads],
+        spans: Sequence[SpanGrads],
+        evict: Sequence[TableKeys] = (),
     ) -> Flow[None]:
         """Have every pserver apply one batch of an asynchronous task; raises as `push`."""
 
         def message(request: Request, part: Part) -> Message:
             number, of, tables, groups = part
-            return PushBatch(request, task.generation, task.epoch, task.task, batch, tables, groups, number, of)
+            evicted = tuple(evict) if number == 0 else ()
+            return PushBatch(
+                request, task.generation, task.epoch, task.task, batch, tables, groups, evicted, number, of
+            )
 
         yield from self._push_parts(rows, spans, message)
 
@@ -421,7 +440,7 @@ def _all_of(kind: type[M], answers: Sequence[Message]) -> list[M]:
             case Refused():
                 raise PushRefused(answer.reason)
             case Full():
-                raise Unavailable(answer.reason)
+                raise ConfigError(answer.reason)
             case Stale():
                 raise Void(answer.generation)
     kept = [answer for answer in answers if isinstance(answer, kind)]

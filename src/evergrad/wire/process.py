@@ -25,6 +25,7 @@ from evergrad.messages import (
     Refused,
     Request,
     Send,
+    Unknown,
 )
 from evergrad.wire.transport import Listener, Network, Received, new_member
 
@@ -55,7 +56,8 @@ class Heartbeats:
         self._counters = {} if counters is None else counters
         self._orphan_s: float | None = None
         self._job, self._master, self._member = job, master, member
-        self._turned_s = self._heard_s = time.monotonic()
+        self._turned_s = time.monotonic()
+        self._unanswered = 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="evergrad-heartbeat", daemon=True)
         self._thread.start()
@@ -69,8 +71,8 @@ class Heartbeats:
         self._member, self.newest = member, None
 
     def silence_s(self) -> float:
-        """How long the master has not answered."""
-        return time.monotonic() - self._heard_s
+        """For how many seconds' worth of heartbeats the master has not answered; a pause of this process has none."""
+        return self._unanswered * BEAT_S
 
     def close(self) -> None:
         """Stop; returns when the thread has ended."""
@@ -83,6 +85,7 @@ class Heartbeats:
         try:
             while not self._stop.wait(BEAT_S):
                 request += 1
+                self._unanswered += 1
                 idle_s = time.monotonic() - self._turned_s
                 beat = Heartbeat(Request(request), self._member, idle_s, dict(self._counters))
                 self._take(network.exchange([Send(self._master, beat)], 0.0))
@@ -102,7 +105,7 @@ class Heartbeats:
     def _take(self, received: Iterable[Received]) -> None:
         for _, message in received:
             if isinstance(message, HeartbeatReply) and (self.newest is None or message.term >= self.newest.term):
-                self.newest, self._heard_s = message, time.monotonic()
+                self.newest, self._unanswered = message, 0
 
 
 def serve(
@@ -135,6 +138,8 @@ def join(network: Network, master: Address, message: Join, deadline_s: float) ->
     answer = ask(network, master, message, deadline_s)
     if isinstance(answer, Joined):
         return answer
+    if isinstance(answer, Unknown):
+        raise Fenced("the master has declared this process dead; start it again")
     if isinstance(answer, Ended):
         raise JobFailed(answer.failure or "the job is over already")
     raise ConfigError(answer.reason if isinstance(answer, Refused) else f"the master answered {type(answer).__name__}")
@@ -157,7 +162,7 @@ def ask(network: Network, to: Address, message: Join | Leave, deadline_s: float)
     end_s = time.monotonic() + deadline_s
     while time.monotonic() < end_s:
         for _, answer in network.exchange([Send(to, message)], RESEND_S):
-            if isinstance(answer, Joined | Refused | Ended | Left) and answer.request == message.request:
+            if isinstance(answer, Joined | Refused | Ended | Left | Unknown) and answer.request == message.request:
                 return answer
     raise Unavailable(f"no master answered at {to} within {deadline_s:.0f} s; is the job running?")
 

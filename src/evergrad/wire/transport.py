@@ -99,14 +99,6 @@ class Network:
                 self._note_malformed(address, exc)
         return received
 
-    def forget(self, address: str) -> None:
-        """Close the socket to a peer whose address has changed."""
-        socket = self._peers.pop(address, None)
-        if socket is not None:
-            self._poller.unregister(socket)
-            del self._addresses[socket]
-            socket.close(linger=0)
-
     def _note_malformed(self, peer: str, reason: Exception) -> None:
         """Count it; the log has the first ten and then fewer and fewer, so that nobody can fill it."""
         self.counters[MALFORMED] += 1

@@ -1,0 +1,36 @@
+"""The batch a script is at, and one that was read for it."""
+
+import random
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from evergrad.job.bound import Requested
+from evergrad.messages import AsyncTask, Partial, SyncTask, TableKeys
+
+
+class Fetched(NamedTuple):
+    """A batch that was read, what was asked for it, and its seed (of reading; the next is that of computing)."""
+
+    batch: Any
+    requested: Requested
+    seed: int
+    samples: int
+
+
+class OpenBatch:
+    """The batch the script is at."""
+
+    def __init__(self, task: SyncTask | AsyncTask, step: int, samples: int, number: int = 0) -> None:
+        self.task, self.step, self.samples, self.number = task, step, samples, number
+        self.has_stepped = self.contributed = self.is_void = False
+        self.metrics: dict[str, Partial] = {}
+        self.evict: list[TableKeys] = []
+
+
+def seed_generators(seed: int) -> None:
+    """Start the random generators of Python, numpy and torch anew."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
