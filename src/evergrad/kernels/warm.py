@@ -2,7 +2,7 @@
 
 from importlib import import_module
 
-MODULES = ("hashing", "initial", "index", "merge", "rules")
+MODULES = ("hashing", "initial", "index", "merge", "rules", "dense")
 
 
 def warm() -> None:

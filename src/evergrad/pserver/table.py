@@ -1,7 +1,6 @@
 """One embedding table's rows on one pserver."""
 
 from collections.abc import Sequence
-from math import sqrt
 
 import numpy as np
 
@@ -11,8 +10,8 @@ from evergrad.kernels.hashing import unique
 from evergrad.kernels.initial import ZEROS, kind_of, table_seed
 from evergrad.kernels.merge import add_rows, divide, has_duplicates
 from evergrad.messages import AnyArray, ExportPart, Floats, Keys, TableSpec
-from evergrad.optim import RuleName
 from evergrad.pserver.arena import Arena
+from evergrad.pserver.rules import apply_rows
 
 TablePart = tuple[Keys, Floats, int]
 """What one task contributes: keys, their gradients (n, dim), samples."""
@@ -36,7 +35,7 @@ class Table:
         self._slots = slots
         self._kind = kind_of(spec.initializer)
         self._seed = np.uint64(table_seed(seed, spec.name))
-        self._stride = spec.dim * (1 + spec.rule.state_width)
+        self._stride = spec.rule.row_width(spec.dim)
         self._updates = 0
         self._length = 0
         self._rows: Arena[np.float32] = Arena(np.float32)
@@ -84,10 +83,11 @@ class Table:
             keys, grads, _ = parts[0]
             rows = self._rows_of(keys)
             if not has_duplicates(rows):
-                self._apply(rows, grads, lr)
+                apply_rows(self._spec.rule, self._rows.array, rows, grads, lr, self._updates)
                 return
         keys, grads = _mean(parts, total, self._spec.dim)
-        self._apply(self._rows_of(keys), grads, lr)
+        rows = self._rows_of(keys)
+        apply_rows(self._spec.rule, self._rows.array, rows, grads, lr, self._updates)
 
     def export(self, part: ExportPart, slot: int, limit: int) -> tuple[AnyArray, int | None]:
         """Keys, or values without state, sorted by (slot, key), of whole slots from `slot` on.
@@ -146,22 +146,9 @@ class Table:
         self._rows.reserve((self._length + keys.size) * self._stride)
         rules.make_rows(
             self._rows.array, self._stride, self._spec.dim, self._length, keys,
-            self._kind, first.a, first.b, self._seed, self._spec.rule.hyper.get("initial", 0.0),
+            self._kind, first.a, first.b, self._seed, self._spec.rule.initial_state,
         )  # fmt: skip
         self._length += keys.size
-
-    def _apply(self, rows: Keys, grads: Floats, lr: float) -> None:
-        rule = self._spec.rule
-        hyper = rule.hyper
-        match rule.name:
-            case RuleName.SGD:
-                rules.sgd_rows(self._rows.array, rows, grads, lr)
-            case RuleName.ADAGRAD:
-                rules.adagrad_rows(self._rows.array, rows, grads, lr, hyper["eps"])
-            case RuleName.ADAM:
-                beta1, beta2 = hyper["beta1"], hyper["beta2"]
-                step_size = lr * sqrt(1 - beta2**self._updates) / (1 - beta1**self._updates)
-                rules.adam_rows(self._rows.array, rows, grads, step_size, 1 - beta1, 1 - beta2, hyper["eps"])
 
 
 def _mean(parts: Sequence[TablePart], total: int, dim: int) -> tuple[Keys, Floats]:
