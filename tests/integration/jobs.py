@@ -164,13 +164,7 @@ class Launched(Job):
     """A job started by `evergrad run`."""
 
     def __init__(
-        self,
-        folder: Path,
-        script: Path,
-        *args: object,
-        pservers: int = 1,
-        trainers: int = 1,
-        options: Sequence[str] = (),
+        self, folder: Path, script: Path, *args: object, pservers: int = 1, trainers: int = 1, options: Sequence[str] = ()
     ) -> None:
         super().__init__(folder)
         self._script, self._args = script, args
@@ -191,9 +185,7 @@ class Launched(Job):
 
     def join(self, *more: object) -> Running:
         """Add a trainer, as a user does by hand."""
-        return self.start(
-            "joiner", "-m", "evergrad", "trainer", "--log-dir", self.logs, self._script, *self._args, *more
-        )
+        return self.start("joiner", "-m", "evergrad", "trainer", "--log-dir", self.logs, self._script, *self._args, *more)
 
     def family(self) -> list[psutil.Process]:
         """All processes of the launcher."""

@@ -7,8 +7,8 @@ are in `optim.py`. As for rows (`rules.py`) the bits are torch's but for its squ
 import numpy as np
 
 from evergrad.kernels.arrays import Floats
-from evergrad.kernels.jit import f32, f64, flag, kernel, reads, void, writes
-from evergrad.kernels.spans import decayed, descend, descend_with_momentum, ftrl, ftrl_of_power, fused
+from evergrad.kernels.jit import f32, f64, flag, fused, kernel, reads, void, writes
+from evergrad.kernels.spans import decayed, descend, descend_with_momentum, ftrl, ftrl_of_power
 
 
 @kernel(void, writes(f32), reads(f32), f32, f32)

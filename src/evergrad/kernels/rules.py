@@ -10,10 +10,10 @@ float32 (`tests/numerics/test_rules.py`: with a correctly rounded root in torch 
 
 import numpy as np
 
-from evergrad.kernels.arrays import Floats, Keys, Rows
+from evergrad.kernels.arrays import Floats, Keys, Numbers, Rows
 from evergrad.kernels.initial import fill_row
-from evergrad.kernels.jit import f32, f64, flag, i64, inline, kernel, prefetch, reads, u64, void, writes
-from evergrad.kernels.spans import decayed, descend, descend_with_momentum, ftrl, ftrl_of_power, fused
+from evergrad.kernels.jit import f32, f64, flag, fused, i64, inline, kernel, prefetch, reads, u64, void, writes
+from evergrad.kernels.spans import decayed, descend, descend_with_momentum, ftrl, ftrl_of_power
 
 _AHEAD = 12
 _LINE = 16
@@ -107,12 +107,11 @@ def momentum_rows(
     for i in range(n):
         prefetch_ahead(arena, rows, i, stride)
         start = rows[i] * stride
-        now = share
-        if stride > 2 * dim:
-            if arena[start + 2 * dim] == 0.0:
-                now = np.float32(1.0)
+        is_first = stride > 2 * dim and arena[start + 2 * dim] == 0.0
+        if is_first:
             arena[start + 2 * dim] = 1.0
         value, buffer = part(arena, start, 0, dim), part(arena, start, 1, dim)
+        now = np.float32(1.0) if is_first else share
         descend_with_momentum(value, buffer, grads[i], lr, decay, momentum, now, nesterov)
 
 
@@ -132,22 +131,51 @@ def adagrad_rows(arena: Floats, rows: Rows, grads: Floats, lr: float, decay: flo
             value[c] = fused(-lr, g / (np.sqrt(s) + eps), value[c])
 
 
+@inline
+def square_of(grad: float, decay: float, weight: float) -> float:
+    """The square of a gradient with weight decay, exact."""
+    g = np.float64(decayed(grad, decay, weight))
+    return g * g
+
+
+@inline
+def sum_squares_of_four(arena: Floats, rows: Rows, grads: Floats, first: int, decay: float, squares: Numbers) -> None:
+    """Sum the squares of each of the four rows from `first` on, each column by column.
+
+    Four at a time, because one sum waits for itself. Beyond the end it is the last row once more.
+    """
+    last = rows.size - 1
+    i, j, k, m = first, min(first + 1, last), min(first + 2, last), min(first + 3, last)
+    dim = grads.shape[1]
+    stride = dim + 1
+    w, x, y, z = (
+        part(arena, rows[i] * stride, 0, dim), part(arena, rows[j] * stride, 0, dim),
+        part(arena, rows[k] * stride, 0, dim), part(arena, rows[m] * stride, 0, dim),
+    )  # fmt: skip
+    e, f, g, h = grads[i], grads[j], grads[k], grads[m]
+    a = b = c = d = 0.0
+    for n in range(dim):
+        a += square_of(e[n], decay, w[n])
+        b += square_of(f[n], decay, x[n])
+        c += square_of(g[n], decay, y[n])
+        d += square_of(h[n], decay, z[n])
+    squares[0], squares[1], squares[2], squares[3] = a, b, c, d
+
+
 @kernel(void, writes(f32), reads(i64), reads(f32, 2), f32, f32, f32)
 def rowwise_adagrad_rows(arena: Floats, rows: Rows, grads: Floats, lr: float, decay: float, eps: float) -> None:
     """RowWiseAdagrad once for each of the different `rows`, whose last float is the accumulator."""
     n, dim = grads.shape
     stride = dim + 1
-    for i in range(n):
-        prefetch_ahead(arena, rows, i, stride)
-        start = rows[i] * stride
-        value, grad = part(arena, start, 0, dim), grads[i]
-        squares = 0.0
-        for c in range(dim):
-            g = np.float64(decayed(grad[c], decay, value[c]))
-            squares += g * g
-        s = np.float32(np.float64(arena[start + dim]) + squares / dim)
-        arena[start + dim] = s
-        descend(value, grad, lr / (np.sqrt(s) + eps), decay)
+    squares = np.empty(4)
+    for first in range(0, n, 4):
+        sum_squares_of_four(arena, rows, grads, first, decay, squares)
+        for i in range(first, min(first + 4, n)):
+            prefetch_ahead(arena, rows, i, stride)
+            start = rows[i] * stride
+            s = np.float32(np.float64(arena[start + dim]) + squares[i - first] / dim)
+            arena[start + dim] = s
+            descend(part(arena, start, 0, dim), grads[i], lr / (np.sqrt(s) + eps), decay)
 
 
 @kernel(void, writes(f32), reads(i64), reads(f32, 2), f32, f32, f32, f32, f32, f32)

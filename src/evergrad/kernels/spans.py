@@ -6,18 +6,9 @@ Each operation is rounded where torch's CPU kernels round it, products and sums 
 import numpy as np
 
 from evergrad.kernels.arrays import Floats
-from evergrad.kernels.jit import inline
+from evergrad.kernels.jit import fused, inline
 
 Number = float | np.float32
-
-
-@inline
-def fused(a: Number, b: Number, c: Number) -> np.float32:
-    """Multiply and add, rounded once: the product is exact in float64.
-
-    The sum is rounded twice and so half a unit off once in about 2**29 cases, the same on every machine.
-    """
-    return np.float32(np.float64(a) * np.float64(b) + np.float64(c))
 
 
 @inline
@@ -50,7 +41,7 @@ def descend_with_momentum(
 def ftrl_element(
     weight: Number, z: Number, grad: Number, is_first: bool, root: Number, root_after: Number,
     rate: Number, beta: Number, l1: Number, l2: Number,
-) -> tuple[np.float32, np.float32]:  # fmt: skip
+) -> tuple[Number, Number]:  # fmt: skip
     """The next weight and z of one element.
 
     Args:
@@ -61,16 +52,21 @@ def ftrl_element(
         root: n**p before this gradient.
         root_after: n**p with it.
         rate: 1 / lr.
-        beta: as `l1` and `l2`, of the rule.
-        l1: see there.
-        l2: see there.
+        beta: of the rule.
+        l1: of the rule.
+        l2: of the rule.
     """
-    towards = l1 if weight > 0.0 else (-l1 if weight < 0.0 else np.float32(0.0))
-    begun = -(weight * ((beta + root) * rate + l2)) - towards if is_first else z
-    following = begun + (grad - (root_after - root) * rate * weight)
-    excess = abs(following) - l1
+    towards: Number = np.float32(0.0)
+    if weight != 0.0:
+        towards = l1 if weight > 0.0 else -l1
+    begun = -(weight * ((beta + root) * rate + l2)) - towards
+    following = (begun if is_first else z) + (grad - (root_after - root) * rate * weight)
+    excess = np.abs(following) - l1
     size = excess / ((beta + root_after) * rate + l2)
-    return np.float32(0.0) if excess <= 0.0 else (size if following < 0.0 else -size), following
+    next_weight: Number = np.float32(0.0)
+    if excess > 0.0:
+        next_weight = size if following < 0.0 else -size
+    return next_weight, following
 
 
 @inline
