@@ -11,8 +11,8 @@ float32 (`tests/numerics/test_rules.py`: with a correctly rounded root in torch 
 import numpy as np
 
 from evergrad.kernels.arrays import Floats, Keys, Numbers, Rows
-from evergrad.kernels.initial import fill_row
-from evergrad.kernels.jit import f32, f64, flag, fused, i64, inline, kernel, prefetch, reads, u64, void, writes
+from evergrad.kernels.initial import FIRST, First, fill_row, scratch_for, write_tails
+from evergrad.kernels.jit import f32, f64, flag, fused, i64, inline, kernel, prefetch, reads, void, writes
 from evergrad.kernels.spans import decayed, descend, descend_with_momentum, ftrl, ftrl_of_power
 
 _AHEAD = 12
@@ -44,12 +44,11 @@ def part(arena: Floats, start: int, number: int, dim: int) -> Floats:
     return arena[begin : begin + dim]
 
 
-@kernel(void, reads(f32), i64, reads(i64), reads(i64), i64, f64, f64, u64, writes(f32, 2))
-def copy_rows(
-    arena: Floats, stride: int, rows: Rows, keys: Keys, kind: int, a: float, b: float, seed: np.uint64, out: Floats
-) -> None:
+@kernel(void, reads(f32), i64, reads(i64), reads(i64), FIRST, writes(f32, 2))
+def copy_rows(arena: Floats, stride: int, rows: Rows, keys: Keys, first: First, out: Floats) -> None:
     """Copy the values of `rows`; where the row is negative, the key's initial value."""
     n, dim = out.shape
+    to_all, scratch, pending = out.reshape(-1), scratch_for(dim), 0
     for i in range(min(_AHEAD, n)):
         if rows[i] >= 0:
             prefetch_span(arena, rows[i] * stride, dim)
@@ -62,27 +61,19 @@ def copy_rows(
             for c in range(dim):
                 to[c] = value[c]
         else:
-            fill_row(out[i], keys[i], kind, a, b, seed)
+            pending = fill_row(to_all, i * dim, dim, keys[i], first, scratch, pending)
+    write_tails(to_all, first, scratch, pending)
 
 
-@kernel(void, writes(f32), i64, i64, i64, reads(i64), i64, f64, f64, u64, f32)
-def make_rows(
-    arena: Floats,
-    stride: int,
-    dim: int,
-    first: int,
-    keys: Keys,
-    kind: int,
-    a: float,
-    b: float,
-    seed: np.uint64,
-    state: float,
-) -> None:
-    """Write initial value and initial state of the rows `first`, `first + 1`, ... made for `keys`."""
+@kernel(void, writes(f32), i64, i64, i64, reads(i64), FIRST, f32)
+def make_rows(arena: Floats, stride: int, dim: int, begin: int, keys: Keys, first: First, state: float) -> None:
+    """Write initial value and initial state of the rows `begin`, `begin + 1`, ... made for `keys`."""
+    scratch, pending = scratch_for(dim), 0
     for i in range(keys.size):
-        start = (first + i) * stride
-        fill_row(arena[start : start + dim], keys[i], kind, a, b, seed)
+        start = (begin + i) * stride
+        pending = fill_row(arena, start, dim, keys[i], first, scratch, pending)
         arena[start + dim : start + stride] = state
+    write_tails(arena, first, scratch, pending)
 
 
 @kernel(void, writes(f32), reads(i64), reads(f32, 2), f32, f32)

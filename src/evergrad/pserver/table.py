@@ -7,7 +7,7 @@ import numpy as np
 from evergrad.errors import InvariantError
 from evergrad.kernels import index, rules
 from evergrad.kernels.hashing import unique
-from evergrad.kernels.initial import ZEROS, kind_of, table_seed
+from evergrad.kernels.initial import first_values, table_seed, zeros_of
 from evergrad.kernels.merge import add_rows, divide, has_duplicates
 from evergrad.messages import AnyArray, ExportPart, Floats, Keys, TableSpec
 from evergrad.pserver.arena import Arena
@@ -33,8 +33,8 @@ class Table:
     def __init__(self, spec: TableSpec, seed: int, slots: range) -> None:
         self._spec = spec
         self._slots = slots
-        self._kind = kind_of(spec.initializer)
-        self._seed = np.uint64(table_seed(seed, spec.name))
+        number = table_seed(seed, spec.name)
+        self._first, self._zeros = first_values(spec.initializer, spec.dim, number), zeros_of(number)
         self._stride = spec.rule.row_width(spec.dim)
         self._updates = 0
         self._length = 0
@@ -59,9 +59,8 @@ class Table:
         """
         rows = index.find(self._index, keys)
         out = np.empty((keys.size, self._spec.dim), np.float32)
-        first = self._spec.initializer
-        kind = ZEROS if evaluating and self._spec.unseen_zero else self._kind
-        rules.copy_rows(self._rows.array, self._stride, rows, keys, kind, first.a, first.b, self._seed, out)
+        first = self._zeros if evaluating and self._spec.unseen_zero else self._first
+        rules.copy_rows(self._rows.array, self._stride, rows, keys, first, out)
         return out
 
     def update(self, parts: Sequence[TablePart], total: int, lr: float) -> None:
@@ -109,7 +108,7 @@ class Table:
         if part is ExportPart.KEYS:
             return keys, following
         out = np.empty((rows.size, self._spec.dim), np.float32)
-        rules.copy_rows(self._rows.array, self._stride, rows, keys, ZEROS, 0.0, 0.0, self._seed, out)
+        rules.copy_rows(self._rows.array, self._stride, rows, keys, self._zeros, out)
         return out, following
 
     def _sorted_entries(self, begin: int, end: int) -> tuple[Keys, Keys]:
@@ -142,11 +141,10 @@ class Table:
         self._index = self._index._replace(entries=self._entries.array, free_class=self._free_class.array)
 
     def _make_rows(self, keys: Keys) -> None:
-        first = self._spec.initializer
         self._rows.reserve((self._length + keys.size) * self._stride)
         rules.make_rows(
             self._rows.array, self._stride, self._spec.dim, self._length, keys,
-            self._kind, first.a, first.b, self._seed, self._spec.rule.initial_state,
+            self._first, self._spec.rule.initial_state,
         )  # fmt: skip
         self._length += keys.size
 
