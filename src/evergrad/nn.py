@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from evergrad import init_rows
 from evergrad.errors import ConfigError
 from evergrad.init_rows import Initializer
+from evergrad.optim import Rule, checked_rule
 
 UNSEEN = ("zeros", "initializer")
 MODES = ("sum", "mean")
@@ -44,6 +45,7 @@ class Table(nn.Module):
         feature: str | None = None,
         padding_idx: int | None = None,
         unseen: str = "zeros",
+        optimizer: Rule | None = None,
     ) -> None:
         super().__init__()
         if not name or "/" in name or not name.isprintable():
@@ -57,6 +59,7 @@ class Table(nn.Module):
         self.feature = name if feature is None else feature
         self.padding_idx = padding_idx
         self.unseen = unseen
+        self.optimizer = None if optimizer is None else checked_rule(f"optimizer= of table {name!r}", optimizer)
         self.source: RowSource | None = None
 
     def ids_in(self, batch: Any) -> Tensor | None:
@@ -104,6 +107,7 @@ class Embedding(Table):
         feature: the entry of a batch whose ids are pulled ahead; the table's name if not given.
         padding_idx: an id that reads as zeros and is never trained; no row is made for it.
         unseen: what an id without a row reads in evaluation and in a loaded model: "zeros" or "initializer".
+        optimizer: the table's own rule, which goes before `sparse=` of `job.optimizer`.
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -124,6 +128,7 @@ class EmbeddingBag(Table):
         feature: as in `Embedding`; the entry is a tensor of ids or a tuple that begins with one.
         padding_idx: an id left out of its bag, and out of the mean's count.
         unseen: as in `Embedding`.
+        optimizer: as in `Embedding`.
     """
 
     def __init__(
@@ -137,8 +142,11 @@ class EmbeddingBag(Table):
         feature: str | None = None,
         padding_idx: int | None = None,
         unseen: str = "zeros",
+        optimizer: Rule | None = None,
     ) -> None:
-        super().__init__(name, dim, init=init, feature=feature, padding_idx=padding_idx, unseen=unseen)
+        super().__init__(
+            name, dim, init=init, feature=feature, padding_idx=padding_idx, unseen=unseen, optimizer=optimizer
+        )
         if mode not in MODES:
             raise ConfigError(f"table {name!r}: mode is {mode!r}; give one of {', '.join(MODES)}")
         self.mode, self.include_last_offset = mode, include_last_offset

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from math import isfinite
+from typing import get_args
 
 import msgspec
 
@@ -226,6 +227,18 @@ class FTRL:
 
 
 Rule = SGD | Adagrad | RowWiseAdagrad | Adam | AdamW | FTRL
+
+
+def checked_rule(where: str, rule: object) -> Rule:
+    """A rule as a user gave it.
+
+    Raises:
+        ConfigError: it is something else; `where` says what asked for it.
+    """
+    if not isinstance(rule, Rule):
+        names = ", ".join(f"eg.{kind.__name__}" for kind in get_args(Rule))
+        raise ConfigError(f"{where} is given {rule!r}, which is no rule; give one of {names}, as eg.Adagrad(lr=0.05)")
+    return rule
 
 
 def learning_rate(lr: LearningRate, step: int) -> float:

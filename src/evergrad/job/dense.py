@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from evergrad.errors import ConfigError
 from evergrad.messages import AnyArray, Flags, GroupKind, GroupSpec, ParameterSpec
-from evergrad.optim import Rule
+from evergrad.optim import RowWiseAdagrad, Rule, checked_rule
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
@@ -95,18 +95,32 @@ def groups_of(model: nn.Module, rules: Rules | None) -> list[Group]:
     return groups + [Group(kind, None, named) for kind, named in others if named]
 
 
+def patterns_of(where: str, rules: Rules | None) -> dict[str, Rule]:
+    """Rules by pattern, in the order in which they are tried; one rule alone fits everything."""
+    if rules is None:
+        return {}
+    if isinstance(rules, Mapping):
+        return {pattern: checked_rule(f"{where} for {pattern!r}", rule) for pattern, rule in rules.items()}
+    return {"*": checked_rule(where, rules)}
+
+
 def _by_rule(named: list[tuple[str, nn.Parameter]], rules: Rules | None) -> list[tuple[Rule, list[tuple[str, Tensor]]]]:
     if rules is None and named:
         raise ConfigError(
             f"parameter {named[0][0]!r} has no rule; give job.optimizer a dense= rule, as eg.Adam(lr=1e-3)"
         )
-    patterns = dict(rules) if isinstance(rules, Mapping) else {"*": rules} if rules is not None else {}
+    patterns = patterns_of("dense=", rules)
     by_pattern: dict[str, list[tuple[str, Tensor]]] = {pattern: [] for pattern in patterns}
     for name, parameter in named:
         fitting = next((pattern for pattern in patterns if fnmatchcase(name, pattern)), None)
         if fitting is None:
             raise ConfigError(
                 f"parameter {name!r} fits none of the patterns of dense=; add one for it, or '*' at the end"
+            )
+        if isinstance(patterns[fitting], RowWiseAdagrad):
+            raise ConfigError(
+                f"parameter {name!r} is given RowWiseAdagrad by dense=, which keeps one number for each row of a table;"
+                " use eg.Adagrad for parameters"
             )
         by_pattern[fitting].append((name, parameter))
     empty = [pattern for pattern, fit in by_pattern.items() if not fit and isinstance(rules, Mapping)]
