@@ -14,6 +14,7 @@ from evergrad.launch.ask import ask_status
 from evergrad.launch.commands import ANY_PORT, Plan
 from evergrad.launch.processes import PARENT_PID
 from evergrad.launch.run import run as run_job
+from evergrad.sizes import parse_bytes
 from evergrad.version import VERSION
 
 # Typer does not export the class of its errors, only one that inherits from it.
@@ -35,6 +36,7 @@ LogDir = Annotated[Path, typer.Option(help="Folder for the logs of jobs.", envva
 Master = Annotated[str | None, typer.Option(help="Address of the master, tcp://127.0.0.1:PORT.")]
 JobName = Annotated[str | None, typer.Option(help="Name of the job.")]
 Seed = Annotated[int | None, typer.Option(help="Seed of the job, instead of the script's.")]
+Memory = Annotated[str | None, typer.Option(help="What each pserver may use, as 512M or 8G; refused beyond it.")]
 LOG_DIR = Path("evergrad-logs")
 
 
@@ -102,6 +104,7 @@ def run(
     seed: Seed = None,
     log_dir: LogDir = LOG_DIR,
     max_restarts: Annotated[int, typer.Option(min=0, help="How often each trainer that dies is started again.")] = 10,
+    memory: Memory = None,
 ) -> int:
     """Run a script as a job of processes on this machine.
 
@@ -109,8 +112,10 @@ def run(
 
     \b
     Example:
-      evergrad run --pservers 2 --trainers 4 train.py --epochs 5
+      evergrad run --pservers 2 --trainers 4 --memory 8G train.py --epochs 5
     """
+    if memory is not None:
+        parse_bytes(memory)
     plan = Plan(
         script=script,
         args=tuple(args or ()),
@@ -119,6 +124,7 @@ def run(
         seed=seed,
         log_dir=log_dir,
         max_restarts=max_restarts,
+        memory=memory,
     )
     return run_job(plan)
 
@@ -169,6 +175,7 @@ def pserver(
     log_dir: LogDir = LOG_DIR,
     master: Master = None,
     job: JobName = None,
+    memory: Memory = None,
 ) -> None:
     """Run a pserver of a job by hand.
 
@@ -177,7 +184,8 @@ def pserver(
       evergrad pserver --place 0 --master tcp://127.0.0.1:7000 --job films
     """
     job, master = _find(log_dir, master, job)
-    _become("pserver", ["--master", master, "--job", job, "--name", f"pserver-{place}", "--place", str(place)])
+    options = ["--master", master, "--job", job, "--name", f"pserver-{place}", "--place", str(place)]
+    _become("pserver", options + (["--memory", memory] if memory else []))
 
 
 @app.command(context_settings=SCRIPT_ARGS)

@@ -27,24 +27,24 @@ class InitName(StrEnum):
     XAVIER_NORMAL = "xavier_normal"
 
 
-class Initializer(msgspec.Struct, frozen=True):
+class Initializer(msgspec.Struct, frozen=True, omit_defaults=True):
     """An initializer and its numbers: (value), (low, high), (mean, std), (mean, std, low, high) or (gain)."""
 
     name: InitName
-    a: float = 0.0
-    b: float = 0.0
+    a: float
+    b: float
     c: float = 0.0
     d: float = 0.0
 
 
 def zeros() -> Initializer:
     """Every row starts as zeros."""
-    return Initializer(InitName.ZEROS)
+    return Initializer(InitName.ZEROS, 0.0, 0.0)
 
 
 def constant(value: float) -> Initializer:
     """Every element starts as `value`."""
-    return Initializer(InitName.CONSTANT, _finite("constant", value))
+    return Initializer(InitName.CONSTANT, _finite("constant", value), 0.0)
 
 
 def uniform(low: float = -0.05, high: float = 0.05) -> Initializer:
@@ -87,12 +87,12 @@ def xavier_uniform(gain: float = 1.0) -> Initializer:
     *Source*: Glorot and Bengio 2010, equation 16, for the row as a matrix of its own: fan-in dim and fan-out 1. Torch's
     `xavier_uniform_` takes the number of rows for the other fan, and a table has none.
     """
-    return Initializer(InitName.XAVIER_UNIFORM, _gain("xavier_uniform", gain))
+    return Initializer(InitName.XAVIER_UNIFORM, _gain("xavier_uniform", gain), 0.0)
 
 
 def xavier_normal(gain: float = 1.0) -> Initializer:
     """Elements normal with mean 0 and standard deviation gain * sqrt(2 / (1 + dim)); fans as in `xavier_uniform`."""
-    return Initializer(InitName.XAVIER_NORMAL, _gain("xavier_normal", gain))
+    return Initializer(InitName.XAVIER_NORMAL, _gain("xavier_normal", gain), 0.0)
 
 
 def _gain(name: str, value: float) -> float:

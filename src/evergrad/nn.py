@@ -2,18 +2,27 @@
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
+from urllib.parse import quote
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from evergrad import init_rows
+from evergrad.checks import whole_number
 from evergrad.errors import ConfigError
 from evergrad.init_rows import Initializer
+from evergrad.lookup import gather
 from evergrad.optim import Rule, checked_rule
 
 UNSEEN = ("zeros", "initializer")
 MODES = ("sum", "mean")
+MAX_NAME = 200
+"""Of a table's name, with what is no plain letter written as in a URL: it becomes a file's name."""
+
+
+def _is_name(name: object) -> bool:
+    return isinstance(name, str) and bool(name) and "/" not in name and name.isprintable()
 
 
 class Found(NamedTuple):
@@ -48,10 +57,13 @@ class Table(nn.Module):
         optimizer: Rule | None = None,
     ) -> None:
         super().__init__()
-        if not name or "/" in name or not name.isprintable():
+        if not _is_name(name):
             raise ConfigError(f"{name!r} is no name for a table; give printable characters without a slash")
-        if type(dim) is not int or dim < 1:
-            raise ConfigError(f"table {name!r}: dim is {dim!r}; give a whole number of one or more")
+        if len(quote(name, safe="")) > MAX_NAME:
+            raise ConfigError(f"the table name {name[:20]!r}... is too long for a file name; give a shorter one")
+        dim = whole_number(f"table {name!r}: dim", dim, least=1)
+        if init is not None and not isinstance(init, Initializer):
+            raise ConfigError(f"table {name!r}: init is {init!r}; give one of eg.init_rows, as eg.init_rows.normal()")
         if unseen not in UNSEEN:
             raise ConfigError(f"table {name!r}: unseen is {unseen!r}; give one of {', '.join(UNSEEN)}")
         self.table, self.dim = name, dim
@@ -81,6 +93,7 @@ class Table(nn.Module):
                 f"table {self.table!r} has no rows here: a job's rows are there inside its loops over batches and in"
                 " evaluate, those of a saved model after eg.load_model(model, path)"
             )
+        self._check_tensor(ids)
         if ids.dtype not in (torch.int64, torch.int32):
             raise ConfigError(
                 f"table {self.table!r}: ids of {ids.dtype}; give int64 (eg.hash_ids makes them of strings)"
@@ -92,9 +105,13 @@ class Table(nn.Module):
         weight, index = self.source.lookup(self.table, ids[real])
         padding = weight.shape[0]
         every = torch.full(ids.shape, padding, dtype=torch.int64)
-        every[real] = index
+        every[real.cpu()] = index
         weight = torch.cat([weight, weight.new_zeros(1, self.dim)])
         return Found(weight.to(ids.device), every.to(ids.device)), padding
+
+    def _check_tensor(self, ids: object) -> None:
+        if not isinstance(ids, Tensor):
+            raise ConfigError(f"table {self.table!r}: ids are of type {type(ids).__name__}; give a tensor of int64")
 
 
 class Embedding(Table):
@@ -112,8 +129,8 @@ class Embedding(Table):
 
     def forward(self, input: Tensor) -> Tensor:
         """Rows of the ids: int64 or int32 of any shape (*) give float32 of shape (*, dim)."""
-        (weight, index), padding = self._find(input)
-        return F.embedding(index, weight, padding)
+        (weight, row), _ = self._find(input)
+        return gather(weight, row)
 
 
 class EmbeddingBag(Table):
@@ -161,7 +178,8 @@ class EmbeddingBag(Table):
         """
         if per_sample_weights is not None and self.mode != "sum":
             raise ConfigError(f"table {self.table!r}: per_sample_weights need mode='sum', as in torch")
-        if (input.dim() == 1) == (offsets is None):
+        self._check_tensor(input)
+        if input.dim() != (2 if offsets is None else 1):
             raise ConfigError(
                 f"table {self.table!r}: give ids of shape (bags, n), or of shape (n,) with offsets;"
                 f" these are of shape {tuple(input.shape)} {'without' if offsets is None else 'with'} offsets"

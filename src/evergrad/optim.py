@@ -236,8 +236,9 @@ def checked_rule(where: str, rule: object) -> Rule:
         ConfigError: it is something else; `where` says what asked for it.
     """
     if not isinstance(rule, Rule):
-        names = ", ".join(f"eg.{kind.__name__}" for kind in get_args(Rule))
-        raise ConfigError(f"{where} is given {rule!r}, which is no rule; give one of {names}, as eg.Adagrad(lr=0.05)")
+        what = rule.__name__ if isinstance(rule, type) else type(rule).__name__
+        *names, last = (f"eg.{kind.__name__}" for kind in get_args(Rule))
+        raise ConfigError(f"{where} is no rule but {what}; give {', '.join(names)} or {last}, as eg.Adagrad(lr=0.05)")
     return rule
 
 

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from evergrad.checkpoint.model import DENSE, Model, SavedTable
-from evergrad.errors import CheckpointError
+from evergrad.errors import CheckpointError, ConfigError
 from evergrad.kernels.hashing import unique
 from evergrad.kernels.initial import initial_rows, table_seed
 from evergrad.messages import Floats, Keys
@@ -26,12 +26,16 @@ def load_model(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
 
     Raises:
         CheckpointError: the folder holds no complete model, or not one of this class; says what differs.
+        ConfigError: the model given is on the device "meta".
     Cost: the tables are held in memory, and sorted once: about 24 bytes a row besides the rows.
     """
     saved = Model(Path(path))
-    _load_dense(model, saved)
     tables = [m for m in model.modules() if isinstance(m, Table)]
-    rows = LocalRows({name: _local_table(saved, name, tables) for name in {m.table: None for m in tables}})
+    names = {m.table: None for m in tables}
+    if more := [name for name in saved.manifest.tables if name not in names]:
+        raise CheckpointError(f"{saved.path} is of another model: it has table {', '.join(map(repr, more))} more")
+    rows = LocalRows({name: _local_table(saved, name, tables) for name in names})
+    _load_dense(model, saved)
     for module in tables:
         module.source = rows
     return model.eval()
@@ -79,7 +83,8 @@ class LocalRows:
 def _local_table(saved: Model, name: str, modules: list[Table]) -> LocalTable:
     if name not in saved.manifest.tables:
         raise CheckpointError(
-            f"{saved.path} has no table {name!r}; it has {', '.join(saved.manifest.tables) or 'none'}"
+            f"{saved.path} is of another model: it has no table {name!r}, only"
+            f" {', '.join(map(repr, saved.manifest.tables)) or 'none'}"
         )
     table = saved.manifest.tables[name]
     for module in modules:
@@ -90,7 +95,7 @@ def _local_table(saved: Model, name: str, modules: list[Table]) -> LocalTable:
 
 def _load_dense(model: nn.Module, saved: Model) -> None:
     try:
-        values = load_file(saved.path / DENSE)
+        values = load_file(saved.verified(DENSE))
     except (OSError, SafetensorError) as exc:
         raise CheckpointError(f"{saved.path / DENSE} cannot be read: {exc}") from exc
     state = model.state_dict()
@@ -103,9 +108,12 @@ def _load_dense(model: nn.Module, saved: Model) -> None:
         differ = f"lacks {', '.join(missing)}" if missing else f"has {', '.join(extra)} more"
         raise CheckpointError(f"{saved.path} is of another model: it {differ}")
     for name, tensor in wanted.items():
+        if tensor.is_meta:
+            raise ConfigError(f"{name!r} has no memory; call model.to_empty(device='cpu') on the model first")
         if values[name].shape != tensor.shape:
             raise CheckpointError(
                 f"{name!r} is {list(values[name].shape)} in {saved.path}, {list(tensor.shape)} in this model"
             )
-        with torch.no_grad():
+    with torch.no_grad():
+        for name, tensor in wanted.items():
             tensor.copy_(values[name])

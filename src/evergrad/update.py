@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from evergrad.checks import whole_number
 from evergrad.errors import ConfigError
 from evergrad.messages import UpdateName, UpdateSpec
 
@@ -23,9 +24,9 @@ class Sync:
 
     def spec(self) -> UpdateSpec:
         """The rule as it crosses the wire."""
-        _one_or_more("Sync", "batches_per_step", self.batches_per_step)
+        batches = whole_number("Sync: batches_per_step", self.batches_per_step, least=1)
         _seconds("Sync", self.backup_after)
-        return UpdateSpec(UpdateName.SYNC, self.batches_per_step, self.backup_after)
+        return UpdateSpec(UpdateName.SYNC, batches, self.backup_after)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,24 +36,22 @@ class Async:
     Args:
         batches_per_task: consecutive batches handed to a trainer at a time.
         backup_after: as in `Sync`, for a task.
+        ahead: whether a trainer pulls for the next batch of its task, and pushes, while it computes; the next batch
+            then lacks the update of the present one. False: it waits for both.
     """
 
     batches_per_task: int = 8
     backup_after: float | None = None
+    ahead: bool = True
 
     def spec(self) -> UpdateSpec:
         """The rule as it crosses the wire."""
-        _one_or_more("Async", "batches_per_task", self.batches_per_task)
+        batches = whole_number("Async: batches_per_task", self.batches_per_task, least=1)
         _seconds("Async", self.backup_after)
-        return UpdateSpec(UpdateName.ASYNC, self.batches_per_task, self.backup_after)
+        return UpdateSpec(UpdateName.ASYNC, batches, self.backup_after)
 
 
 Update = Sync | Async
-
-
-def _one_or_more(rule: str, name: str, value: int) -> None:
-    if type(value) is not int or value < 1:
-        raise ConfigError(f"{rule}: {name} is {value!r}; give a whole number of one or more")
 
 
 def _seconds(rule: str, value: float | None) -> None:

@@ -1,13 +1,10 @@
 """What the tests of whole jobs share: the models that they must all end with."""
 
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
 import pytest
-from jobs import TRAIN, digests, python
-
-Alone = Callable[[int], dict[str, str]]
+from jobs import TRAIN, Alone, digests, python
 
 
 @pytest.fixture(scope="session")

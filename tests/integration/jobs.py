@@ -24,8 +24,10 @@ from evergrad.wire.transport import Network, new_member
 SCRIPTS = Path(__file__).with_name("scripts")
 TRAIN, COUNT = SCRIPTS / "train.py", SCRIPTS / "count.py"
 WITHIN_S = 60.0
-POLL_S = 0.005
+POLL_S = 0.02
 T = TypeVar("T")
+Alone = Callable[[int], dict[str, str]]
+"""Digests of the model that one process alone makes of a seed."""
 
 
 def until(probe: Callable[[], T | None], what: str, within_s: float = WITHIN_S) -> T:
@@ -164,7 +166,13 @@ class Launched(Job):
     """A job started by `evergrad run`."""
 
     def __init__(
-        self, folder: Path, script: Path, *args: object, pservers: int = 1, trainers: int = 1, options: Sequence[str] = ()
+        self,
+        folder: Path,
+        script: Path,
+        *args: object,
+        pservers: int = 1,
+        trainers: int = 1,
+        options: Sequence[str] = (),
     ) -> None:
         super().__init__(folder)
         self._script, self._args = script, args
@@ -185,7 +193,9 @@ class Launched(Job):
 
     def join(self, *more: object) -> Running:
         """Add a trainer, as a user does by hand."""
-        return self.start("joiner", "-m", "evergrad", "trainer", "--log-dir", self.logs, self._script, *self._args, *more)
+        return self.start(
+            "joiner", "-m", "evergrad", "trainer", "--log-dir", self.logs, self._script, *self._args, *more
+        )
 
     def family(self) -> list[psutil.Process]:
         """All processes of the launcher."""
@@ -254,6 +264,11 @@ def trainers(status: Status) -> dict[int, MemberStatus]:
     return {m.pid: m for m in status.members if m.role is Role.TRAINER}
 
 
+def at_work(status: Status, epoch: int = 0) -> list[int]:
+    """The pids of the trainers that hold a task of this epoch."""
+    return sorted(pid for pid, m in trainers(status).items() if m.doing.startswith(f"epoch {epoch}"))
+
+
 def is_inside(status: Status, first: int = 0, epoch: int | None = None) -> bool:
     """Whether an epoch (this one) is under way and at step `first` or later."""
     right = epoch is None or status.epoch == epoch
@@ -262,7 +277,7 @@ def is_inside(status: Status, first: int = 0, epoch: int | None = None) -> bool:
 
 def reached(file: Path) -> set[int]:
     """The pids of the trainers that have come to where the script waits for `file`."""
-    return {int(p.suffix[1:]) for p in file.parent.glob(f"{file.name}.*")}
+    return {int(p.suffix[1:]) for p in file.parent.glob(f"{file.name}.*") if p.suffix[1:].isdigit()}
 
 
 def _family(running: Running) -> list[psutil.Process]:

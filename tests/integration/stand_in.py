@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 
 from evergrad.launch.commands import Plan, Programs
+from evergrad.launch.processes import PARENT_PID
 from evergrad.launch.run import run
 from evergrad.messages import AskStatus, Exited, MemberStatus, Noted, Role, Send, Status, StopJob
 from evergrad.wire.transport import Listener
@@ -132,7 +133,7 @@ def leave_with(parent: int) -> None:
 def main() -> int:
     what, folder, args = sys.argv[1], Path(sys.argv[2]), sys.argv[3:]
     if what != "launch":
-        threading.Thread(target=leave_with, args=(os.getppid(),), daemon=True).start()
+        threading.Thread(target=leave_with, args=(int(os.environ[PARENT_PID]),), daemon=True).start()
     match what:
         case "launch":
             return launch(folder, args)

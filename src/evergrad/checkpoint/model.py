@@ -108,7 +108,7 @@ def new_model(path: Path, seed: int) -> Iterator[ModelWriter]:
     Raises:
         ConfigError: something that is no model is at `path`, or it cannot be written; nothing there was changed.
     """
-    _check_target(path)
+    path = _target(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
     try:
         temporary.mkdir(parents=True)
@@ -146,11 +146,31 @@ class Model:
                     f"{path / name} has {size} bytes and should have {saved.bytes}; copy the model again"
                 )
 
+    def verified(self, name: str) -> Path:
+        """The path of one of the model's files, its checksum compared. Cost: one reading of the file.
+
+        Raises:
+            CheckpointError: it is not as it was written.
+        """
+        saved = self.manifest.files.get(name)
+        try:
+            with (self.path / name).open("rb") as file:
+                digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+        except OSError as exc:
+            raise CheckpointError(f"{self.path / name} cannot be read: {exc.strerror or exc}") from exc
+        if saved is None or digest != saved.blake2b:
+            raise CheckpointError(f"{self.path / name} has changed since it was written; copy the model again")
+        return self.path / name
+
     def table(self, name: str) -> tuple[Keys, Floats]:
-        """A table's keys (n,) and values (n, dim), sorted by (slot, key)."""
+        """A table's keys (n,) and values (n, dim), sorted by (slot, key).
+
+        Raises:
+            CheckpointError: the file is not as it was written.
+        """
         saved = self.manifest.tables[name]
         try:
-            arrays: dict[str, AnyArray] = load_file(self.path / saved.file)
+            arrays: dict[str, AnyArray] = load_file(self.verified(saved.file))
             keys, values = arrays["keys"], arrays["values"]
         except (OSError, SafetensorError, KeyError) as exc:
             raise CheckpointError(f"{self.path / saved.file} cannot be read: {exc}") from exc
@@ -193,11 +213,16 @@ def _header(tensors: dict[str, tuple[str, list[int]]]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def _check_target(path: Path) -> None:
-    if path.is_dir() and ((path / MANIFEST).is_file() or not any(path.iterdir())):
-        return
-    if path.exists() or path.is_symlink():
-        raise ConfigError(f"{path} is there and holds no model; remove it or save to another path")
+def _target(path: Path) -> Path:
+    """Where the model goes: a link stays, what it points to is replaced."""
+    try:
+        target = path.resolve()
+        is_free = not target.exists() or (target.is_dir() and not any(target.iterdir()))
+        if is_free or (target / MANIFEST).is_file():
+            return target
+    except (OSError, RuntimeError) as exc:  # before Python 3.13 a loop of links is a RuntimeError
+        raise ConfigError(f"cannot save a model to {path}: {exc}; give another path") from exc
+    raise ConfigError(f"{path} is there and holds no model; remove it or save to another path")
 
 
 def _put(temporary: Path, path: Path) -> None:

@@ -135,7 +135,8 @@ class Columns:
                 values, begins = column.take(ids)
                 batch[name] = Bags(from_numpy(values), from_numpy(begins))
             else:
-                batch[name] = from_numpy(column[ids])
+                # torch's own memory: how it is aligned can show in the last bit of a product
+                batch[name] = from_numpy(column[ids]).clone()
         return batch
 
 

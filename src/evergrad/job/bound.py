@@ -1,7 +1,6 @@
 """A torch model bound to a job: its tables and dense groups, and what one batch does with them."""
 
 from collections.abc import Callable, Mapping, Sequence
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,15 +9,16 @@ from safetensors.torch import save_file
 from torch import nn
 
 from evergrad.errors import ConfigError
-from evergrad.job.dense import NotFinite, Rules, groups_of, patterns_of
+from evergrad.job.dense import NotFinite, Rules, check_rules, fits, groups_of, patterns_of
 from evergrad.job.optimizer import JobOptimizer
 from evergrad.job.rows import BatchRows
 from evergrad.kernels.merge import all_finite
 from evergrad.messages import NEWEST, AnyArray, Floats, Generation, GroupKind, Keys, TableSpec
 from evergrad.nn import Table
 from evergrad.optim import Rule
+from evergrad.trainer.exchange import Flow
 from evergrad.trainer.session import Session
-from evergrad.trainer.trainer import RowGrads, SpanGrads, Void
+from evergrad.trainer.trainer import PulledModel, RowGrads, SpanGrads, Void
 
 
 class Version(NamedTuple):
@@ -26,6 +26,16 @@ class Version(NamedTuple):
 
     generation: Generation
     version: int
+
+
+class Requested(NamedTuple):
+    """What was asked for a batch: its rows, dense groups by number, and the pull on its way, if there is any."""
+
+    at: Version
+    rows: BatchRows
+    groups: list[int]
+    pulling: Flow[PulledModel] | None
+    training: bool
 
 
 class BoundModel:
@@ -39,12 +49,18 @@ class BoundModel:
     """
 
     def __init__(self, session: Session, model: nn.Module, dense: Rules | None, sparse: Rules | None) -> None:
+        if not isinstance(model, nn.Module):
+            raise ConfigError(f"job.optimizer wants the model itself, a torch module, not a {type(model).__name__}")
+        check_rules("dense", dense)
+        check_rules("sparse", sparse)
         self.model = model
         self.groups = groups_of(model, dense)
         self._session = session
         self._modules = [m for m in model.modules() if isinstance(m, Table)]
         self._rules = _table_rules(self._modules, sparse)
         self.tables = _table_specs(self._modules, self._rules)
+        if not self.tables and not any(group.kind is GroupKind.TRAINED for group in self.groups):
+            raise ConfigError("the model has nothing to train: no table, and no parameter that requires a gradient")
         self._numbers = {spec.name: number for number, spec in enumerate(self.tables)}
         self._held: Version | None = None
         self._values: dict[int, AnyArray] = {}
@@ -55,14 +71,34 @@ class BoundModel:
         return [(spec.name, self._rules[spec.name]) for spec in self.tables]
 
     def open(self, at: Version, batch: Any, training: bool) -> None:
-        """Pull what a batch needs and put it into the model.
+        """Pull what a batch needs and put it into the model; raises as `enter`."""
+        self.enter(self.request(at, batch, training))
+
+    def request(self, at: Version, batch: Any, training: bool) -> "Requested":
+        """Ask for what a batch needs; the answer may come while something else is computed."""
+        rows = BatchRows(self._modules, self._numbers, self._puller(at, training), training)
+        wanted, groups = rows.wanted(batch), self._groups_to_pull(at)
+        flow = self._session.trainer.pull(at.generation, at.version, wanted, groups, evaluating=not training)
+        pulling = self._session.driver.start(flow) if wanted or groups else None
+        return Requested(at, rows, groups, pulling, training)
+
+    def enter(self, requested: "Requested") -> None:
+        """Put what was asked for into the model. No gradient is left from another batch.
 
         Raises:
             Void: the version has passed.
         """
-        rows = BatchRows(self._modules, self._numbers, self._puller(at, training), training)
-        self._pull(at, rows, batch, training)
-        self._rows = rows
+        at, rows, groups, pulling, training = requested
+        if pulling is not None:
+            pulled = self._session.driver.run(pulling)
+            rows.take(pulled.rows)
+            self._values.update(zip(groups, pulled.groups, strict=True))
+        self._held, self._rows = at, rows
+        for number, group in enumerate(self.groups):
+            if group.kind is not GroupKind.FROZEN or number in groups:
+                group.load(self._values[number])
+            if training:
+                group.zero_grad()
         for module in self._modules:
             module.source = rows
 
@@ -88,7 +124,7 @@ class BoundModel:
         rows = [RowGrads(g.table, of_tables[g.table], g.keys, g.grads) for g in self._rows.gradients()]
         for r in rows:
             if not all_finite(r.grads.reshape(-1)):
-                raise NotFinite(f"table {self.tables[r.table].name!r}")
+                raise NotFinite(f"the gradient of table {self.tables[r.table].name!r}")
         spans = []
         rates = iter(of_groups)
         for number, group in enumerate(self.groups):
@@ -115,19 +151,6 @@ class BoundModel:
         self.close()
         named = {p.name: t for g in self.groups for p, t in zip(g.spec.parameters, g.tensors, strict=True)}
         save_file({name: t.detach().cpu().contiguous().clone() for name, t in named.items()}, path)
-
-    def _pull(self, at: Version, rows: BatchRows, batch: Any, training: bool) -> None:
-        wanted = rows.wanted(batch)
-        groups = self._groups_to_pull(at)
-        if wanted or groups:
-            flow = self._session.trainer.pull(at.generation, at.version, wanted, groups, evaluating=not training)
-            pulled = self._session.driver.run(flow)
-            rows.take(pulled.rows)
-            self._values.update(zip(groups, pulled.groups, strict=True))
-        self._held = at
-        for number, group in enumerate(self.groups):
-            if group.kind is not GroupKind.FROZEN or number in groups:
-                group.load(self._values[number])
 
     def _groups_to_pull(self, at: Version) -> list[int]:
         """Nothing that is here already: not a version twice, and frozen parameters once a generation."""
@@ -161,12 +184,12 @@ def _table_rules(modules: Sequence[Table], rules: Rules | None) -> dict[str, Rul
             f"table {lacks!r} has no rule; give job.optimizer a sparse= rule, as eg.Adagrad(lr=0.05), or the table an"
             " optimizer="
         )
-    patterns = patterns_of("sparse=", rules)
-    found = {name: next((p for p in patterns if fnmatchcase(name, p)), None) for name in names if name not in own}
+    patterns = patterns_of(rules)
+    found = {name: next((p for p in patterns if fits(name, p)), None) for name in names if name not in own}
     for name, pattern in found.items():
         if pattern is None:
             raise ConfigError(f"table {name!r} fits no name or pattern of sparse=; add one for it, or '*' at the end")
-    unknown = [p for p in patterns if isinstance(rules, Mapping) and not any(fnmatchcase(name, p) for name in names)]
+    unknown = [p for p in patterns if isinstance(rules, Mapping) and not any(fits(name, p) for name in names)]
     if unknown:
         raise ConfigError(f"sparse= has a rule for {unknown[0]!r}; the model's tables are {', '.join(names) or 'none'}")
     return own | {name: patterns[pattern] for name, pattern in found.items() if pattern is not None}

@@ -19,7 +19,10 @@ Rules = Rule | Mapping[str, Rule]
 
 
 class NotFinite(Exception):
-    """A gradient or buffer has NaN or infinity; the text names it."""
+    """A gradient or buffer has NaN or infinity."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__(f"NaN or infinity in {where}")
 
 
 class Group:
@@ -42,16 +45,24 @@ class Group:
         Raises:
             NotFinite: one has NaN or infinity.
         """
-        grads = [t.grad for t in self.tensors]
-        return self._flat([g if g is None or not g.is_sparse else g.to_dense() for g in grads], check=True)[:], _flags(
-            grads
-        )
+        grads = [g.to_dense() if g is not None and g.is_sparse else g for g in (t.grad for t in self.tensors)]
+        return self._flat(grads, check=True), _flags(grads)
+
+    def zero_grad(self) -> None:
+        """Forget the gradients."""
+        for tensor in self.tensors:
+            tensor.grad = None
 
     def changed(self, before: AnyArray) -> tuple[AnyArray, Flags]:
-        """Buffers, flat, and which differ from what was pulled."""
-        values = self._flat(self.tensors, check=self.kind is GroupKind.AVERAGED)
+        """Buffers, flat, and which differ from what was pulled; zeros for those that do not.
+
+        Raises:
+            NotFinite: one that differs has NaN or infinity.
+        """
+        values = self._flat(self.tensors)
         differs = [not np.array_equal(values[a:b], before[a:b], equal_nan=True) for a, b in self._spans()]
-        return values, np.array(differs, np.uint8)
+        kept = [tensor if has else None for tensor, has in zip(self.tensors, differs, strict=True)]
+        return self._flat(kept, check=self.kind is GroupKind.AVERAGED), _flags(kept)
 
     def load(self, values: AnyArray) -> None:
         """Put flat values into the model."""
@@ -67,6 +78,7 @@ class Group:
             start += parameter.size
 
     def _flat(self, tensors: Sequence[Tensor | None], check: bool = False) -> AnyArray:
+        what = "the gradient of" if self.kind is GroupKind.TRAINED else "buffer"
         flat: AnyArray = np.zeros(self.spec.size, self._dtype)
         target = torch.from_numpy(flat)
         for tensor, parameter, (a, b) in zip(tensors, self.spec.parameters, self._spans(), strict=True):
@@ -74,7 +86,7 @@ class Group:
                 continue
             target[a:b] = tensor.detach().reshape(-1)
             if check and not bool(torch.isfinite(target[a:b]).all()):
-                raise NotFinite(parameter.name)
+                raise NotFinite(f"{what} {parameter.name!r}")
         return flat
 
 
@@ -95,13 +107,11 @@ def groups_of(model: nn.Module, rules: Rules | None) -> list[Group]:
     return groups + [Group(kind, None, named) for kind, named in others if named]
 
 
-def patterns_of(where: str, rules: Rules | None) -> dict[str, Rule]:
+def patterns_of(rules: Rules | None) -> dict[str, Rule]:
     """Rules by pattern, in the order in which they are tried; one rule alone fits everything."""
     if rules is None:
         return {}
-    if isinstance(rules, Mapping):
-        return {pattern: checked_rule(f"{where} for {pattern!r}", rule) for pattern, rule in rules.items()}
-    return {"*": checked_rule(where, rules)}
+    return dict(rules) if isinstance(rules, Mapping) else {"*": rules}
 
 
 def _by_rule(named: list[tuple[str, nn.Parameter]], rules: Rules | None) -> list[tuple[Rule, list[tuple[str, Tensor]]]]:
@@ -109,10 +119,10 @@ def _by_rule(named: list[tuple[str, nn.Parameter]], rules: Rules | None) -> list
         raise ConfigError(
             f"parameter {named[0][0]!r} has no rule; give job.optimizer a dense= rule, as eg.Adam(lr=1e-3)"
         )
-    patterns = patterns_of("dense=", rules)
+    patterns = patterns_of(rules)
     by_pattern: dict[str, list[tuple[str, Tensor]]] = {pattern: [] for pattern in patterns}
     for name, parameter in named:
-        fitting = next((pattern for pattern in patterns if fnmatchcase(name, pattern)), None)
+        fitting = next((pattern for pattern in patterns if fits(name, pattern)), None)
         if fitting is None:
             raise ConfigError(
                 f"parameter {name!r} fits none of the patterns of dense=; add one for it, or '*' at the end"
@@ -127,6 +137,24 @@ def _by_rule(named: list[tuple[str, nn.Parameter]], rules: Rules | None) -> list
     if empty:
         raise ConfigError(f"dense= has a rule for {empty[0]!r}, which no parameter is left for; correct or remove it")
     return [(patterns[pattern], fit) for pattern, fit in by_pattern.items() if fit]
+
+
+def check_rules(argument: str, rules: object) -> None:
+    """Refuse what is neither a rule of ours nor a mapping of them.
+
+    Raises:
+        ConfigError: says which rules there are.
+    """
+    if isinstance(rules, Mapping):
+        for rule in rules.values():
+            checked_rule(f"{argument}=", rule)
+    elif rules is not None:
+        checked_rule(f"{argument}=", rules)
+
+
+def fits(name: str, pattern: str) -> bool:
+    """Whether a rule given for `pattern`, a name or a shell pattern of names, is one for `name`."""
+    return name == pattern or fnmatchcase(name, pattern)
 
 
 def _buffers(model: nn.Module) -> list[tuple[str, Tensor]]:

@@ -6,18 +6,25 @@ import random
 import warnings
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping
+from contextlib import suppress
+from operator import index
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+from weakref import ref
 
+import msgspec
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from evergrad.checkpoint.model import new_model
+from evergrad.checks import whole_number
 from evergrad.data.dataset import Dataset, as_dataset
 from evergrad.data.order import epoch_order
 from evergrad.errors import ConfigError, EvergradError
-from evergrad.job.bound import BoundModel, Version
+from evergrad.job.alignment import aligned
+from evergrad.job.bound import BoundModel, Requested, Version
 from evergrad.job.dense import NotFinite, Rules
 from evergrad.job.embedded import MASTER as LOCAL_MASTER
 from evergrad.job.embedded import LocalNetwork
@@ -26,6 +33,7 @@ from evergrad.job.optimizer import JobOptimizer
 from evergrad.job.saving import save_tables
 from evergrad.messages import (
     INIT_STEP,
+    NEWEST,
     AsyncTask,
     BreakDone,
     DataSpec,
@@ -48,19 +56,20 @@ from evergrad.messages import (
     WantEpoch,
     WantSaved,
     WantTotals,
+    Wire,
 )
 from evergrad.metrics import mean, merge, partial, result
 from evergrad.trainer import session as sessions
 from evergrad.trainer.driver import Driver
-from evergrad.trainer.exchange import Exchange
+from evergrad.trainer.exchange import Exchange, Flow
 from evergrad.trainer.session import Session
-from evergrad.trainer.trainer import Answer, Identity, PushRefused, Trainer, Void
-from evergrad.update import Sync, Update
+from evergrad.trainer.trainer import Answer, Identity, PushRefused, RowGrads, SpanGrads, Trainer, Void
+from evergrad.update import Async, Sync, Update
 
 Batches = Generator[Any, None, None]
 
 
-def init(update: Update | None = None, *, seed: int = 0, threads: int = 1) -> "Job":
+def init(update: Update | None = None, *, seed: int = 0, threads: int = 1, wire: str = "float32") -> "Job":
     """Take part in a job: the one that `evergrad run` started this process for, else one inside this process.
 
     Random generators of Python, numpy and torch are seeded, so that every trainer makes the same model.
@@ -69,19 +78,25 @@ def init(update: Update | None = None, *, seed: int = 0, threads: int = 1) -> "J
         update: the update rule; `Sync()` if not given.
         seed: the job's seed, from which all its random numbers follow; `evergrad run --seed` goes before it.
         threads: how many threads torch computes with, the same however the job is started.
+        wire: what rows and their gradients are on the wire: "float32", or "bfloat16" or "float16" for half the bytes;
+            the pservers keep and update float32.
 
     Raises:
         ConfigError: an argument that makes no sense, or the job refuses this process.
     """
+    if not isinstance(update, Update | None):
+        raise ConfigError(f"update is {update!r}; give eg.Sync(...) or eg.Async(...)")
     spec = (Sync() if update is None else update).spec()
-    seed = int(os.environ.get(sessions.SEED, seed))
-    if threads < 1:
-        raise ConfigError(f"threads is {threads}; give one or more")
+    seed = _seed(os.environ.get(sessions.SEED, seed))
+    threads = whole_number("threads", threads, least=1)
+    if wire not in list(Wire):
+        raise ConfigError(f"wire is {wire!r}; give one of {', '.join(Wire)}")
     torch.set_num_threads(threads)
     is_embedded = sessions.MASTER not in os.environ
     session = embedded_session() if is_embedded else sessions.connect(os.environ, fingerprint())
     _seed_generators(seed)
-    return Job(session, Schema(seed, spec, (), ()), is_embedded)
+    is_ahead = isinstance(update, Async) and update.ahead
+    return Job(session, Schema(seed, spec, (), (), Wire(wire)), is_embedded, is_ahead)
 
 
 def embedded_session(pservers: int = 1) -> Session:
@@ -101,10 +116,10 @@ class Job:
     the job ends elsewhere, the script is left by a `SystemExit`.
     """
 
-    def __init__(self, session: Session, schema: Schema, is_embedded: bool) -> None:
+    def __init__(self, session: Session, schema: Schema, is_embedded: bool, is_ahead: bool = False) -> None:
         self._session = session
         self._schema = schema
-        self._is_embedded = is_embedded
+        self._is_embedded, self._is_ahead = is_embedded, is_ahead
         self._bound: BoundModel | None = None
         self._optimizer: JobOptimizer | None = None
         self._until = 0
@@ -114,6 +129,8 @@ class Job:
         self._calls: Counter[tuple[str, int]] = Counter()
         self._done: Done | None = None
         self._batch: _Batch | None = None
+        self._pushing: tuple[AsyncTask, int, Flow[None]] | None = None
+        self._loop: Callable[[], Batches | None] = lambda: None
         self._warned: set[str] = set()
 
     # -- the model -----------------------------------------------------------------------------------------------------
@@ -136,7 +153,7 @@ class Job:
         bound = BoundModel(self._session, model, dense, sparse)
         optimizer = JobOptimizer(self, bound.groups, bound.table_rules())
         groups = tuple(group.spec for group in bound.groups)
-        schema = Schema(self._schema.seed, self._schema.update, bound.tables, groups)
+        schema = msgspec.structs.replace(self._schema, tables=bound.tables, groups=groups)
         self._session.driver.run(self._session.trainer.agree(schema))
         self._schema, self._bound, self._optimizer = schema, bound, optimizer
         return optimizer
@@ -149,12 +166,15 @@ class Job:
         Leaving the loop early ends it for all trainers. A further loop goes on where the last one ended.
         """
         self._check_bound("epochs")
+        count = whole_number("job.epochs: the number of epochs", count, least=0)
         if self._epoch is not None:
             raise ConfigError("job.epochs() inside job.epochs(): end the outer loop first")
         first, self._until = self._until, self._until + count
         epoch = first - 1
         try:
             while True:
+                if (loop := self._loop()) is not None:
+                    loop.close()
                 answer = self._ask(WantEpoch(epoch, self._until))
                 assert isinstance(answer, EpochIs)
                 if answer.epoch is None:
@@ -162,7 +182,8 @@ class Job:
                 epoch = self._epoch = self._place = answer.epoch
                 yield epoch - first
         except GeneratorExit:
-            self._done = BreakDone(epoch, self._until)
+            last = self._done.last if isinstance(self._done, BreakDone) else None
+            self._done = BreakDone(epoch, self._until, last)
         finally:
             self._epoch, self._place = None, self._until
 
@@ -189,7 +210,9 @@ class Job:
             )
         self._trained_epoch = self._epoch
         data, spec = _data(dataset, batch_size, shuffle)
-        return self._batches(self._epoch, data, spec, shuffle)
+        loop = self._batches(self._epoch, data, spec, shuffle)
+        self._loop = ref(loop)
+        return loop
 
     def _batches(self, epoch: int, data: Dataset, spec: DataSpec, shuffle: bool) -> Batches:
         try:
@@ -202,8 +225,9 @@ class Job:
                         yield from self._async_task(task, data, spec, shuffle)
                     case Over():
                         return
-        except GeneratorExit:
-            self._done = BreakDone(epoch, 0)
+        except BaseException:
+            self._done = BreakDone(epoch, 0, self._done if isinstance(self._done, TrainDone) else None)
+            raise
         finally:
             self._close_batch()
 
@@ -212,32 +236,65 @@ class Job:
         seed = self._mixed_seed("task", task.epoch, task.step, task.index)
         batch = _Batch(task, task.step, ids.size)
         try:
-            yield self._open(batch, Version(task.generation, task.step), data, ids, seed, training=True)
+            yield self._enter(batch, self._fetch(Version(task.generation, task.step), data, ids, seed, training=True))
+            self._warn_if_no_step(batch)
+        except GeneratorExit:
+            batch.is_void = batch.is_void or not batch.contributed
+            raise
         except Void:
-            return
-        self._warn_if_no_step(batch)
-        if not batch.is_void:
-            self._done = TrainDone(task.generation, task.attempt, batch.contributed, batch.metrics)
+            batch.is_void = True
+        finally:
+            if not batch.is_void:
+                self._done = TrainDone(task.generation, task.attempt, batch.contributed, batch.metrics)
 
     def _async_task(self, task: AsyncTask, data: Dataset, spec: DataSpec, shuffle: bool) -> Batches:
         ids = epoch_order(spec.samples, self._schema.seed, task.epoch, np.arange(task.start, task.stop), shuffle)
+        count = -(-ids.size // spec.batch_size)
         metrics: dict[str, Partial] = {}
+
+        def fetch(number: int) -> _Fetched:
+            part = ids[number * spec.batch_size : (number + 1) * spec.batch_size]
+            seed = self._mixed_seed("task", task.epoch, task.first + number, 0)
+            return self._fetch(Version(task.generation, NEWEST), data, part, seed, training=True)
+
+        ahead: _Fetched | None = None
         try:
-            first = self._session.driver.run(self._session.trainer.where(task))
-            for number in range(first, -(-ids.size // spec.batch_size)):
-                part = ids[number * spec.batch_size : (number + 1) * spec.batch_size]
-                seed = self._mixed_seed("task", task.epoch, task.first + number, 0)
-                batch = _Batch(task, task.first + number, part.size, number)
-                yield self._open(batch, Version(task.generation, -1), data, part, seed, training=True)
+            for number in range(self._session.driver.run(self._session.trainer.where(task)), count):
+                fetched = ahead or fetch(number)
+                ahead = fetch(number + 1) if self._is_ahead and number + 1 < count else None
+                batch = _Batch(task, task.first + number, fetched.samples, number)
+                yield self._enter(batch, fetched)
                 self._warn_if_no_step(batch)
-                if batch.is_void:
-                    return
                 if not batch.contributed:
-                    self._session.driver.run(self._session.trainer.push_batch(task, number, [], []))
+                    self._push_batch(task, number, [], [])
+                if ahead is None:
+                    self._finish_push()
                 metrics = _added(metrics, batch.metrics)
+        except GeneratorExit:
+            with suppress(Void):
+                self._finish_push()
+            raise
         except Void:
             return
+        finally:
+            self._pushing = None
         self._done = TrainDone(task.generation, task.attempt, True, metrics)
+
+    def _push_batch(self, task: AsyncTask, number: int, rows: list[RowGrads], spans: list[SpanGrads]) -> None:
+        """Start to push a batch, once the one before is applied."""
+        self._finish_push()
+        flow = self._session.driver.start(self._session.trainer.push_batch(task, number, rows, spans))
+        self._pushing = task, number, flow
+
+    def _finish_push(self) -> None:
+        """Wait until the batch on its way is applied; one that is refused counts as done with nothing in it."""
+        while self._pushing is not None:
+            (task, number, flow), self._pushing = self._pushing, None
+            try:
+                self._session.driver.run(flow)
+            except PushRefused as exc:
+                self._warn(f"a batch was left out: {exc}")
+                self._push_batch(task, number, [], [])
 
     def evaluate(self, fn: Callable[[Any], Mapping[str, Any]], dataset: object, batch_size: int) -> dict[str, Any]:
         """Evaluate the model as it is now, the work shared out among the trainers; all get the same totals.
@@ -274,17 +331,17 @@ class Job:
     ) -> None:
         ids = np.arange(task.start, task.stop)
         seed = self._mixed_seed("evaluate", self._place, ordinal, task.start)
+        at = Version(task.generation, task.version)
         try:
-            batch = self._open(None, Version(task.generation, task.version), data, ids, seed, training=False)
+            batch = self._enter(None, self._fetch(at, data, ids, seed, training=False))
+            with torch.no_grad():
+                totals = _partials(fn(batch))
         except Void:
             return
-        with torch.no_grad():
-            found = fn(batch)
-        if not isinstance(found, Mapping):
-            raise ConfigError(
-                f"evaluate: the function returned a {type(found).__name__}; return a dict of metrics by name"
-            )
-        totals = {str(name): partial(value) for name, value in found.items()}
+        except (Exception, KeyboardInterrupt) as exc:
+            failure = f"evaluate: {type(exc).__name__} on one of the trainers: {exc}"
+            self._done = EvalDone(task.generation, task.attempt, {}, failure)
+            raise
         self._done = EvalDone(task.generation, task.attempt, totals)
 
     def report(self, metrics: Mapping[str, Any]) -> None:
@@ -350,18 +407,16 @@ class Job:
         batch.has_stepped = True
         try:
             rows, spans = bound.contribution(self._optimizer)
-            trainer = self._session.trainer
-            if isinstance(batch.task, SyncTask):
-                flow = trainer.push(batch.task, batch.task.step, batch.task.index, batch.samples, rows, spans)
+            task, trainer = batch.task, self._session.trainer
+            if isinstance(task, SyncTask):
+                self._session.driver.run(trainer.push(task, task.step, task.index, batch.samples, rows, spans))
             else:
-                flow = trainer.push_batch(batch.task, batch.number, rows, spans)
-            self._session.driver.run(flow)
+                self._push_batch(task, batch.number, rows, spans)
             batch.contributed = True
         except Void:
             batch.is_void = True
         except (NotFinite, PushRefused) as exc:
-            self._warn(f"a batch was left out: NaN or infinity in the gradient of {exc}" if isinstance(exc, NotFinite)
-                       else f"a batch was left out: {exc}")  # fmt: skip
+            self._warn(f"a batch was left out: {exc}")
 
     def on_zero_grad(self) -> None:
         """The optimizer's `zero_grad`: rows forget their gradients too."""
@@ -389,17 +444,23 @@ class Job:
             return None
         return TrainDone(task.generation, task.attempt, True, {})
 
-    def _open(self, batch: "_Batch | None", at: Version, data: Dataset, ids: Any, seed: int, training: bool) -> Any:
-        """Fetch a batch and what it needs of the model; raises `Void` if the version has passed."""
+    def _fetch(self, at: Version, data: Dataset, ids: NDArray[np.int64], seed: int, training: bool) -> "_Fetched":
+        """Fetch a batch and ask for what it needs of the model."""
+        bound = self._check_bound("batches")
+        _seed_generators(seed)
+        batch = aligned(data.fetch(ids))
+        return _Fetched(batch, bound.request(at, batch, training), seed, ids.size)
+
+    def _enter(self, batch: "_Batch | None", fetched: "_Fetched") -> Any:
+        """Put what a batch needs into the model; raises `Void` if the version has passed."""
         bound = self._check_bound("batches")
         assert self._optimizer is not None
-        _seed_generators(seed)
-        fetched = data.fetch(ids)
-        bound.open(at, fetched, training)
+        bound.enter(fetched.requested)
         if batch is not None:
             self._optimizer.at_step(batch.step)
         self._batch = batch
-        return fetched
+        _seed_generators(fetched.seed + 1)
+        return fetched.batch
 
     def _close_batch(self) -> None:
         self._batch = None
@@ -437,6 +498,15 @@ class Job:
             warnings.warn(text, UserWarning, stacklevel=3)
 
 
+class _Fetched(NamedTuple):
+    """A batch that was read, what was asked for it, and its seed (of reading; the next is that of computing)."""
+
+    batch: Any
+    requested: Requested
+    seed: int
+    samples: int
+
+
 class _Batch:
     """The batch the script is at."""
 
@@ -446,9 +516,24 @@ class _Batch:
         self.metrics: dict[str, Partial] = {}
 
 
+def _seed(value: object) -> int:
+    try:
+        seed = int(value) if isinstance(value, str) else index(value)  # type: ignore[arg-type]  # index() checks it
+    except (TypeError, ValueError):
+        raise ConfigError(f"seed is {value!r}; give a whole number") from None
+    if not -(2**63) <= seed < 2**63:
+        raise ConfigError(f"seed is {seed}; give one of at most 63 bits")
+    return seed
+
+
+def _partials(found: object) -> dict[str, Partial]:
+    if not isinstance(found, Mapping):
+        raise ConfigError(f"evaluate: the function returned a {type(found).__name__}; return a dict of metrics by name")
+    return {str(name): partial(value) for name, value in found.items()}
+
+
 def _data(dataset: object, batch_size: int, shuffle: bool) -> tuple[Dataset, DataSpec]:
-    if type(batch_size) is not int or batch_size < 1:
-        raise ConfigError(f"batch_size is {batch_size!r}; give a whole number of one or more")
+    batch_size = whole_number("batch_size", batch_size, least=1)
     data = as_dataset(dataset)
     fingerprint = f"{data.fingerprint()} {'shuffled' if shuffle else 'in order'}"
     return data, DataSpec(len(data), fingerprint, batch_size)

@@ -1,12 +1,18 @@
 """The optimizer of a job: a `torch.optim.Optimizer` whose step is taken on the pservers."""
 
 from collections.abc import Callable, Sequence
+from inspect import unwrap
 from typing import Any, Protocol
 
 import torch
 
+from evergrad.errors import ConfigError
 from evergrad.job.dense import Group
 from evergrad.optim import Rule, learning_rate
+
+# As they are inside: torch wraps both so that the first call imports its compiler, which takes seconds.
+_add_param_group = unwrap(torch.optim.Optimizer.add_param_group)
+_zero_grad = unwrap(torch.optim.Optimizer.zero_grad)
 
 
 class TakesSteps(Protocol):
@@ -36,6 +42,16 @@ class JobOptimizer(torch.optim.Optimizer):
         self._dense = len(dense)
         self.at_step(0)
 
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Torch's way to make the groups.
+
+        Raises:
+            ConfigError: called later: what is trained is agreed on when the job starts.
+        """
+        if hasattr(self, "_dense"):
+            raise ConfigError("a job's optimizer takes no further parameters; give job.optimizer the whole model")
+        _add_param_group(self, param_group)
+
     def at_step(self, step: int) -> None:
         """Take the learning rates of a step."""
         for group, rule in zip(self.param_groups, self._rules, strict=True):
@@ -63,5 +79,5 @@ class JobOptimizer(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients of dense parameters and of rows."""
-        super().zero_grad(set_to_none)
+        _zero_grad(self, set_to_none)
         self._job.on_zero_grad()

@@ -28,7 +28,6 @@ class _Ahead(NamedTuple):
     """Ids whose rows were pulled ahead. Keeps the tensor, so that no other can come to lie where it does."""
 
     ids: Tensor
-    version: int
     rows: NDArray[np.int64]
 
 
@@ -44,24 +43,26 @@ class _TableRows:
         self._used: list[NDArray[np.int64]] = []
 
     def add(self, keys: Keys, rows: Floats) -> None:
-        """Rows of keys that are not here yet, shape (n, dim)."""
+        """Rows of keys that are not here yet, shape (n, dim).
+
+        They are copied into memory of torch's: how it is aligned can show in the last bit of what is computed.
+        """
         if keys.size == 0:
             return
-        leaf = torch.from_numpy(rows if rows.flags.writeable else rows.copy())
+        leaf = torch.empty(rows.shape, dtype=torch.float32)
+        leaf.numpy()[:] = rows
         self._leaves.append(leaf.requires_grad_(self._training))
         self._keys = np.concatenate([self._keys, keys]) if self._keys.size else keys
         self._sorter = np.zeros(0, np.intp)
 
     def remember(self, ids: Tensor, index: NDArray[np.int64]) -> None:
         """These ids, just as they are, have these rows."""
-        self._ahead[ids.data_ptr(), ids.numel()] = _Ahead(ids, ids._version, index)
+        self._ahead[ids.data_ptr(), ids.numel()] = _Ahead(ids, index)
 
-    def ahead(self, ids: Tensor) -> NDArray[np.int64] | None:
-        """The rows of ids that were pulled ahead, if these are the same numbers in the same memory."""
+    def ahead(self, ids: Tensor, keys: Keys) -> NDArray[np.int64] | None:
+        """The rows of ids that were pulled ahead, if these are in the same memory and still the same `keys`."""
         found = self._ahead.get((ids.data_ptr(), ids.numel())) if ids.is_contiguous() else None
-        if found is None or found.version != ids._version or found.ids.dtype != ids.dtype:
-            return None
-        return found.rows
+        return found.rows if found is not None and np.array_equal(self._keys[found.rows], keys) else None
 
     def find(self, keys: Keys) -> NDArray[np.int64]:
         """The numbers of the rows of these keys, -1 where there is none. Cost: a sort, and a search per key."""
@@ -74,8 +75,9 @@ class _TableRows:
         return np.where(self._keys[row] == keys, row, -1)
 
     def use(self, index: NDArray[np.int64]) -> Tensor:
-        """The rows as autograd sees them; those numbered in `index` are used."""
-        self._used.append(index)
+        """The rows as autograd sees them; those numbered in `index` are used, unless gradients are off."""
+        if torch.is_grad_enabled():
+            self._used.append(index)
         if not self._leaves:
             return torch.zeros(0, self._dim)
         return self._leaves[0] if len(self._leaves) == 1 else torch.cat(self._leaves)
@@ -137,9 +139,10 @@ class BatchRows:
     def lookup(self, table: str, ids: Tensor) -> Found:
         """The rows of these ids; pulls those not here yet."""
         rows = self._tables[table]
-        index = rows.ahead(ids)
+        flat = _flat([ids])
+        index = rows.ahead(ids, flat)
         if index is None:
-            keys, inverse = unique(_flat([ids]))
+            keys, inverse = unique(flat)
             found = rows.find(keys)
             if (found < 0).any():
                 missing = keys[found < 0]

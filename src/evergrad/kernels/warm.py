@@ -1,8 +1,9 @@
 """Compile every kernel, or load it from the cache, before a process joins a job: `python -m evergrad.kernels.warm`."""
 
 from importlib import import_module
+from pkgutil import iter_modules
 
-MODULES = ("hashing", "initial", "index", "merge", "rules", "dense")
+from evergrad import kernels
 
 
 def warm() -> None:
@@ -10,8 +11,8 @@ def warm() -> None:
 
     Cost: about 6 s the first time on a machine, a third of a second from numba's cache.
     """
-    for module in MODULES:
-        import_module(f"evergrad.kernels.{module}")
+    for module in iter_modules(kernels.__path__):
+        import_module(f"evergrad.kernels.{module.name}")
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ class Plan:
     args: tuple[str, ...] = ()
     pservers: int = 1
     trainers: int = 1
+    memory: str | None = None
     seed: int | None = None
     log_dir: Path = Path("evergrad-logs")
     max_restarts: int = 10
@@ -55,7 +56,8 @@ class Commands:
     def pserver(self, place: int, master: Address) -> Command:
         """The pserver of a place."""
         name = f"pserver-{place}"
-        argv = (*self.programs.pserver, *self._joining(master, name), "--place", str(place))
+        memory = () if self.plan.memory is None else ("--memory", self.plan.memory)
+        argv = (*self.programs.pserver, *self._joining(master, name), "--place", str(place), *memory)
         return self._command(name, Role.PSERVER, argv, echo=False)
 
     def trainer(self, index: int, master: Address) -> Command:

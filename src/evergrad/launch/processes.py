@@ -86,7 +86,8 @@ class Process:
 
     def terminate(self) -> None:
         """Ask the process to leave."""
-        self._popen.send_signal(signal.SIGTERM)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGTERM)  # not send_signal, which reaps a process that has ended
 
     def kill(self) -> None:
         """End the process and all it has started, now; `reap` it afterwards."""

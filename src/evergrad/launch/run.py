@@ -26,8 +26,10 @@ WARM_WITHIN_S = 600.0
 MASTER_WITHIN_S = 60.0
 CONFIRM_WITHIN_S = 15.0
 ENDING_WITHIN_S = 30.0
-ORPHANED_WITHIN_S = 5.0
-"""How long the others may take to leave by themselves when the master is gone."""
+ORPHANED_WITHIN_S = 10.0
+"""How long the others may take to leave by themselves when the master has ended the job and left."""
+ABANDONED_WITHIN_S = 2.0
+"""The same when the master is lost, so that no one can tell them."""
 LEAVING_WITHIN_S = 10.0
 STOPPING_WITHIN_S = 10.0
 TERMINATING_WITHIN_S = 5.0
@@ -288,7 +290,7 @@ class Launcher:
         if "master" in self._processes and self._link:
             self._stop_master(reason, now)
         else:
-            self._enter(Phase.ENDING, now + ORPHANED_WITHIN_S)
+            self._enter(Phase.ENDING, now + (ABANDONED_WITHIN_S if code else ORPHANED_WITHIN_S))
 
     def _stop_master(self, failure: str | None, now: float) -> None:
         if self._link:
@@ -301,6 +303,9 @@ class Launcher:
             for process in self._of(Role.TRAINER):
                 process.kill()
             self._stop_master(None, now)
+        elif self._phase is Phase.ENDING and list(self._processes) == ["master"]:
+            self._processes["master"].terminate()  # it has stayed for the others
+            self._enter(Phase.TERMINATING, now + TERMINATING_WITHIN_S)
         elif self._phase in (Phase.STOPPING, Phase.ENDING) and now >= self._deadline:
             for name, process in self._processes.items():
                 self._console.line(f"{name} (pid {process.pid}) has not left by itself and is asked to")

@@ -5,13 +5,15 @@ import os
 from pathlib import Path
 
 from evergrad.master.master import Master
-from evergrad.messages import AnyMessage, AskStatus, Send
-from evergrad.wire.process import is_orphan, log_to_stderr, on_sigterm, run, serve, write_atomically
+from evergrad.messages import Send
+from evergrad.wire.process import PARENT, is_orphan, log_to_stderr, on_sigterm, run, serve, write_atomically
 from evergrad.wire.transport import Listener, new_member
 
 LEASE_S = 5.0
 LINGER_S = 5.0
-"""After the job's end the master answers so long those who have not left yet, or not asked how it ended."""
+"""After the job's end the master answers so long those who have not left yet ..."""
+LAUNCHED_LINGER_S = 60.0
+"""... and where a launcher has started it, until that tells it to go, since others may just be starting."""
 
 
 class Process:
@@ -19,22 +21,19 @@ class Process:
 
     def __init__(self, master: Master) -> None:
         self.master = master
-        self._is_seen = False
+        self._is_launched = PARENT in os.environ
         self._leave_s: float | None = None
         self._stopped = False
-
-    def handle(self, src: str, message: AnyMessage, now_s: float) -> list[Send]:
-        """As `Master.handle`."""
-        self._is_seen = self._is_seen or (self.master.is_over and isinstance(message, AskStatus))
-        return self.master.handle(src, message, now_s)
 
     def tick(self, now_s: float) -> list[Send]:
         """As `Master.tick`."""
         sends = self.master.tick(now_s)
         if self.master.is_over and self._leave_s is None:
-            self._leave_s = now_s + LINGER_S
-        gone = self.master.members.is_empty and (self._is_seen or "EVERGRAD_PARENT_PID" not in os.environ)
-        self._stopped = (self._leave_s is not None and (gone or now_s > self._leave_s)) or is_orphan()
+            self._leave_s = now_s + (LAUNCHED_LINGER_S if self._is_launched else LINGER_S)
+        if self._leave_s is not None:
+            all_left = self.master.members.is_empty and not self._is_launched
+            self._stopped = self._stopped or all_left or now_s > self._leave_s
+        self._stopped = self._stopped or is_orphan()
         return sends
 
     def is_over(self) -> bool:
@@ -42,7 +41,8 @@ class Process:
         return self._stopped
 
     def stop(self) -> None:
-        """SIGTERM: end the job."""
+        """SIGTERM: end the job, or leave if it has ended."""
+        self._stopped = self.master.is_over
         self.master.end("the master was told to stop")
 
 
@@ -58,13 +58,14 @@ def main() -> int:
     log_to_stderr()
     process = Process(Master(options.job, options.pservers, options.lease))
     listener = Listener(options.job, new_member("master"), options.listen)
+    listener.counters = process.master.counters  # what the wire refuses is counted in the job's status too
     try:
         on_sigterm(process.stop)
         if options.address_file:
             write_atomically(options.address_file, listener.address)
         else:
             print(listener.address, flush=True)
-        serve(listener, process.handle, process.tick, process.is_over)
+        serve(listener, process.master.handle, process.tick, process.is_over)
     finally:
         listener.close()
     return 1 if process.master.failure else 0

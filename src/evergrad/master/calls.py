@@ -6,7 +6,7 @@ trainer that comes by gets the same answer.
 
 from evergrad.errors import DataError
 from evergrad.master.dispatch import AttemptNumbers, TaskPool
-from evergrad.messages import Attempt, DataSpec, Member, Partial
+from evergrad.messages import Attempt, DataSpec, EvalDone, Member, Partial
 from evergrad.metrics import merge
 from evergrad.schedule import eval_tasks
 
@@ -20,15 +20,16 @@ class Evaluation:
     def __init__(self, data: DataSpec, numbers: AttemptNumbers) -> None:
         self.data = data
         self.totals: dict[str, Partial] = {}
+        self.failure: str | None = None
         self._count = eval_tasks(data.samples, data.batch_size)
-        self._pool = TaskPool(range(self._count), numbers, {})
+        self._pool = TaskPool(range(self._count), numbers, None)
         self._waiting: dict[int, dict[str, Partial]] = {}
         self._added = 0
 
     @property
     def is_done(self) -> bool:
-        """Whether the totals are complete."""
-        return self._added == self._count
+        """Whether the totals are complete, or the evaluation has failed."""
+        return self._added == self._count or self.failure is not None
 
     def hand_out(self, member: Member, now_s: float) -> tuple[Attempt, int, int] | None:
         """An attempt, and the samples [start, stop) it is for."""
@@ -39,19 +40,19 @@ class Evaluation:
         start = index * self.data.batch_size
         return attempt, start, min(start + self.data.batch_size, self.data.samples)
 
-    def finish(self, attempt: Attempt, totals: dict[str, Partial]) -> None:
-        """Add what one task found.
-
-        Raises:
-            DataError: its metrics do not add up with those of the tasks before.
-        """
-        finished = self._pool.finish(attempt)
-        if finished is None:
+    def finish(self, done: EvalDone) -> None:
+        """Add what one task found; it fails the evaluation if the script raised, or its metrics do not add up."""
+        finished = self._pool.finish(done.attempt)
+        if finished is None or self.failure is not None:
             return
-        self._waiting[finished[0]] = totals
-        while (part := self._waiting.pop(self._added, None)) is not None:
-            self.totals = part if self._added == 0 else _added_up(self.totals, part)
-            self._added += 1
+        self.failure = done.failure
+        self._waiting[finished[0]] = done.totals
+        try:
+            while self.failure is None and (part := self._waiting.pop(self._added, None)) is not None:
+                self.totals = part if self._added == 0 else _added_up(self.totals, part)
+                self._added += 1
+        except DataError as exc:
+            self.failure = str(exc)
 
     def release(self, member: Member) -> None:
         """A member holds nothing any more."""
@@ -64,7 +65,7 @@ class Saving:
     def __init__(self, path: str, numbers: AttemptNumbers) -> None:
         self.path = path
         self.failure: str | None = None
-        self._pool = TaskPool([0], numbers, {})
+        self._pool = TaskPool([0], numbers, None)
 
     @property
     def is_done(self) -> bool:

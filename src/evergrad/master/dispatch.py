@@ -4,7 +4,7 @@ A task may be handed out more than once; every handing-out is an attempt with a 
 attempt reported done is the one that counts.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -39,13 +39,20 @@ class TaskPool:
     3. An attempt given up (its member died or asked anew) may still be reported done, and then counts: what it
        pushed is held by every pserver, whoever lives.
 
-    Cost: about 100 bytes a task that is not done.
+    Args:
+        indices: the tasks.
+        numbers: numbers attempts.
+        owners: whom a task belonged to before; None if tasks belong to nobody.
+
+    Cost: some hundred bytes a task that is pending or was given back; with owners, of every task.
     """
 
-    def __init__(self, indices: Iterable[int], numbers: AttemptNumbers, owners: Mapping[int, Member]) -> None:
+    def __init__(self, indices: Sequence[int], numbers: AttemptNumbers, owners: Mapping[int, Member] | None) -> None:
         self._numbers = numbers
-        self._owners = owners
-        self._todo = dict.fromkeys(indices)
+        self._owners = {} if owners is None else owners
+        self._fresh = iter(indices if owners is None else ())
+        self._fresh_left = len(indices) if owners is None else 0
+        self._todo: dict[int, None] = {} if owners is None else dict.fromkeys(indices)
         self._tasks: dict[int, _Pending] = {}
         self._index_of: dict[Attempt, int] = {}
         self.done = 0
@@ -56,7 +63,7 @@ class TaskPool:
         Of a task it owned before, else of one nobody owns, else of any todo, else a second one of a task pending for
         longer than `backup_after_s` (None: never).
         """
-        index = self._pick(member, now, backup_after_s)
+        index = self._take(member, now, backup_after_s)
         if index is None:
             return None
         self._todo.pop(index, None)
@@ -95,18 +102,21 @@ class TaskPool:
 
     def all_done(self) -> bool:
         """Whether nothing is todo or pending."""
-        return not self._todo and not self._tasks
+        return not self._fresh_left and not self._todo and not self._tasks
 
     def pending(self) -> dict[int, tuple[Member, float]]:
         """Who holds each pending task, and since when (its oldest open attempt)."""
         return {i: min(t.open.values(), key=lambda held: held[1]) for i, t in self._tasks.items() if t.open}
 
-    def _pick(self, member: Member, now: float, backup_after_s: float | None) -> int | None:
+    def _take(self, member: Member, now: float, backup_after_s: float | None) -> int | None:
         own = (i for i, owner in self._owners.items() if owner == member and i in self._todo)
         nobodys = (i for i in self._todo if i not in self._owners)
         index = next(chain(own, nobodys, self._todo), None)
         if index is not None:
             return index
+        if self._fresh_left:
+            self._fresh_left -= 1
+            return next(self._fresh)
         if backup_after_s is None:
             return None
         overdue = (i for i, (_, since) in self.pending().items() if now - since > backup_after_s)

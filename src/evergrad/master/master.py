@@ -6,7 +6,6 @@ does next and when a step is complete, `pservers` what they still have to acknow
 
 from collections import Counter
 
-from evergrad.errors import DataError
 from evergrad.master.dispatch import AttemptNumbers
 from evergrad.master.members import Members, MemberState
 from evergrad.master.progress import Progress
@@ -112,9 +111,9 @@ class Master:
             case Committed():
                 if self._pservers is not None and message.generation == self._generation:
                     self._pservers.committed(message)
-            case Missing():
+            case Missing() if message.generation == self._generation:
                 self.end(f"pserver {message.place} lacks a push that step {message.step} names; please report this bug")
-            case Deposed():
+            case Deposed() if message.term > self._term:
                 self.end(f"a newer master leads this job (term {message.term})")
             case Exited():
                 answer = self._exited(message)
@@ -152,9 +151,12 @@ class Master:
 
     # -- members -------------------------------------------------------------------------------------------------------
 
-    def _join(self, join: Join, now_s: float) -> Message:
+    def _join(self, join: Join, now_s: float) -> Message | None:
         if self.is_over:
             return Ended(join.request, self.failure)
+        if self.members.is_gone(join.member):
+            self.counters["messages of former members"] += 1
+            return None
         if join.member not in self.members:
             if reason := self._refuse_join(join):
                 self.counters["refused joins"] += 1
@@ -207,10 +209,8 @@ class Master:
         if waiting is not None and message.request <= waiting[1].request:
             return None
         if isinstance(message, Ask):
-            if message.done is not None and (reason := self._done(message.done, now_s)):
-                answer = Refused(message.request, reason)
-                self._answered[message.member] = answer
-                return answer
+            if message.done is not None:
+                self._done(message.done, now_s)
             self._release(message.member)
         self._waiting[message.member] = src, message
         return None
@@ -275,24 +275,21 @@ class Master:
 
     # -- the script ----------------------------------------------------------------------------------------------------
 
-    def _done(self, done: Done, now_s: float) -> str | None:
-        """Take a report; returns why it is refused, or None. A report of an older generation is void."""
+    def _done(self, done: Done, now_s: float) -> None:
+        """Take a report; one of an older generation is void."""
         script = self._script
         if script is None or (not isinstance(done, BreakDone) and done.generation != self._generation):
-            return None
+            return
         if isinstance(done, TrainDone):
             samples, decided = script.initial_or_step(done, now_s)
             if samples:
                 self._progress.trained(script.training.number, samples, done.metrics, now_s)
             if decided is not None:
                 self._commit(decided)
-            return None
-        try:
-            script.take(done)
-        except DataError as exc:
-            self.end(str(exc))
-            return str(exc)
-        return None
+            return
+        if isinstance(done, BreakDone) and done.last is not None:
+            self._done(done.last, now_s)
+        script.take(done)
 
     def _commit(self, decided: Decided) -> None:
         assert self._pservers is not None
@@ -302,10 +299,10 @@ class Master:
         """The answer to an ask, or None while there is none: it waits."""
         if self.is_over:
             return Ended(ask.request, self.failure)
-        if self._script is None:
-            return Unknown(ask.request)
         if isinstance(ask.want, WantEnd):
             return self._finish(ask)
+        if self._script is None:
+            return Unknown(ask.request)
         now = Now(now_s, ask.request, self._term, self._generation)
         return self._script.next(ask, ask.want, now, self._leads)
 
@@ -323,8 +320,10 @@ class Master:
         return Ended(ask.request, self.failure) if self.is_over else None
 
     def _end_if_finished(self) -> None:
+        """Success: every trainer's script is at its end, and every pserver has applied the last step."""
         trainers = self.members.trainers()
-        if self._finished and all(t.member in self._finished for t in trainers):
+        is_applied = self._pservers is None or self._pservers.have_acknowledged
+        if self._finished and is_applied and all(t.member in self._finished for t in trainers):
             self.end(None)
 
     def end(self, failure: str | None) -> None:

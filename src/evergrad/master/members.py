@@ -1,5 +1,6 @@
 """Who takes part: joins, leases, goodbyes."""
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -21,6 +22,10 @@ class MemberState:
     idle_s: float = 0.0
 
 
+REMEMBERED_GONE = 1000
+"""A message that comes late from one of so many former members is known as such."""
+
+
 @dataclass(slots=True)
 class Members:
     """The members there are, in the order in which they joined.
@@ -31,6 +36,7 @@ class Members:
 
     lease_s: float
     _members: dict[Member, MemberState] = field(default_factory=dict)
+    _gone: deque[Member] = field(default_factory=lambda: deque(maxlen=REMEMBERED_GONE))
 
     def __contains__(self, member: Member) -> bool:
         return member in self._members
@@ -50,8 +56,15 @@ class Members:
         return state
 
     def remove(self, member: Member) -> MemberState | None:
-        """Forget a member that left, ended or died."""
-        return self._members.pop(member, None)
+        """A member left, ended or died."""
+        state = self._members.pop(member, None)
+        if state is not None:
+            self._gone.append(member)
+        return state
+
+    def is_gone(self, member: Member) -> bool:
+        """Whether this one was a member and, as far as remembered, is none any more."""
+        return member in self._gone
 
     def silent(self, now: float) -> list[MemberState]:
         """Members whose lease has run out."""

@@ -56,7 +56,7 @@ class Progress:
 
     def note_numerics(self, state: MemberState) -> None:
         """Compare a member's numeric fingerprint with that of the first of its role."""
-        first = self._numerics.setdefault(state.role, state.numerics)
+        first = self._numerics.setdefault(state.role, state.numerics) if state.numerics else ""
         if first != state.numerics:
             self.note_event(
                 f"{state.name} computes otherwise than the first {state.role} ({state.numerics}; {first}):"

@@ -1,5 +1,6 @@
 """What the master has said to the pservers and not yet heard back: restores and the commit under way."""
 
+from collections import deque
 from math import inf
 
 from evergrad.messages import (
@@ -24,50 +25,66 @@ RESEND_S = 0.5
 class Pservers:
     """The pservers of one generation.
 
-    Whatever is told them is told again until they acknowledge it. At most one commit is outstanding: a trainer can
-    push for the next step only after it has pulled that step's version from every pserver.
+    Whatever is told them is told again until they acknowledge it, one thing after the other. As a rule one commit is
+    under way at a time, because a trainer pulls a step's version from every pserver before it pushes for that step;
+    a batch that needs nothing of the model and trains nothing may be done before.
     """
 
     def __init__(self, term: Term, generation: Generation, at: tuple[PserverAt, ...], schema: Schema) -> None:
         self.at = at
-        self._open: dict[Address, Message] = {}
+        self._open: dict[Address, deque[Message]] = {p.address: deque() for p in at}
         self._sent_s, self._told_s = -inf, inf
-        self._tell({p.address: Restore(term, generation, p.member, p.place, len(at), schema, None) for p in at})
         self.are_restored = False
+        for p in at:
+            self._open[p.address].append(Restore(term, generation, p.member, p.place, len(at), schema, None))
 
     def commit(self, commit: Commit) -> None:
         """Have a commit sent to all."""
-        self._tell({p.address: commit for p in self.at})
+        self._sent_s, self._told_s = -inf, inf
+        for told in self._open.values():
+            told.append(commit)
 
     def restored(self, message: Restored) -> None:
         """A pserver holds the generation's model."""
         address = self._address(message.place, message.member)
-        if address is not None and isinstance(self._open.get(address), Restore):
-            del self._open[address]
-            self.are_restored = not self._open
+        if address is not None and isinstance(self._told(address), Restore):
+            self._acknowledge(address)
+            self.are_restored = self.are_restored or self.have_acknowledged
 
     def committed(self, message: Committed) -> None:
         """A pserver has applied a commit."""
         address = next((p.address for p in self.at if p.place == message.place), None)
-        told = self._open.get(address) if address is not None else None
+        told = self._told(address) if address is not None else None
         if address is not None and isinstance(told, Commit) and told.step == message.step:
-            del self._open[address]
+            self._acknowledge(address)
 
     def due(self, now_s: float) -> list[Send]:
         """What is to be sent (again) now."""
-        if not self._open or now_s - self._sent_s < RESEND_S:
+        if self.have_acknowledged or now_s - self._sent_s < RESEND_S:
             return []
         self._told_s = min(self._told_s, now_s)
         self._sent_s = now_s
-        return [Send(address, message) for address, message in self._open.items()]
+        return [Send(address, told[0]) for address, told in self._open.items() if told]
+
+    @property
+    def have_acknowledged(self) -> bool:
+        """Whether they have acknowledged all they were told."""
+        return not any(self._open.values())
 
     def waits_for(self, since_s: float) -> list[Place]:
         """The places that have had something to acknowledge since then."""
-        return [p.place for p in self.at if p.address in self._open and self._told_s <= since_s]
+        return [p.place for p in self.at if self._open[p.address] and self._told_s <= since_s]
 
-    def _tell(self, messages: dict[Address, Message]) -> None:
-        self._open = messages
-        self._sent_s, self._told_s = -inf, inf
+    def _told(self, address: Address) -> Message | None:
+        told = self._open[address]
+        return told[0] if told else None
+
+    def _acknowledge(self, address: Address) -> None:
+        """What it was told is done; what comes after it is sent at once."""
+        told = self._open[address]
+        told.popleft()
+        if told:
+            self._sent_s, self._told_s = -inf, inf
 
     def _address(self, place: Place, member: Member) -> Address | None:
         return next((p.address for p in self.at if (p.place, p.member) == (place, member)), None)

@@ -16,6 +16,8 @@ def _difference(first: Schema, other: Schema) -> str | None:
         return f"its seed is {other.seed}, the job's {first.seed}"
     if first.update != other.update:
         return f"its update rule is {other.update}, the job's {first.update}"
+    if first.wire != other.wire:
+        return f"its wire is {other.wire}, the job's {first.wire}"
     return _tables(first.tables, other.tables) or _groups(first.groups, other.groups)
 
 

@@ -67,7 +67,7 @@ class Script:
         self.doing: dict[Member, str] = {}
         self._is_sync = update.name is UpdateName.SYNC
         self._numbers = numbers
-        self._initial = TaskPool([0], numbers, {})
+        self._initial = TaskPool([0], numbers, None)
         self._left_until = 0
         self._evaluations: dict[Call, Evaluation] = {}
         self._savings: dict[Call, Saving] = {}
@@ -79,7 +79,7 @@ class Script:
         if self._initial.finish(done.attempt):
             if done.contributed:
                 return 0, Decided(INIT_STEP, [(0, done.attempt)])
-            self._initial = TaskPool([0], self._numbers, {})
+            self._initial = TaskPool([0], self._numbers, None)
             return 0, None
         training = self.training
         if training.epoch is None:
@@ -92,16 +92,12 @@ class Script:
         return samples, Decided(training.version - 1, chosen)
 
     def take(self, done: EvalDone | SaveDone | BreakDone) -> None:
-        """An evaluation, a saving or the leaving of a loop is reported.
-
-        Raises:
-            DataError: metrics of an evaluation do not add up.
-        """
+        """An evaluation, a saving or the leaving of a loop is reported."""
         match done:
             case EvalDone():
                 for evaluation in self._evaluations.values():
                     if not evaluation.is_done:
-                        evaluation.finish(done.attempt, done.totals)
+                        evaluation.finish(done)
             case SaveDone():
                 for saving in self._savings.values():
                     saving.finish(done.attempt, done.failure)
@@ -184,6 +180,8 @@ class Script:
         evaluation = self._evaluations[call]
         if want.data != evaluation.data:
             return Refused(ask.request, _other_data("evaluate", evaluation.data, want.data))
+        if evaluation.failure is not None:
+            return Refused(ask.request, evaluation.failure)
         if evaluation.is_done:
             return TotalsAre(ask.request, evaluation.totals)
         handed = evaluation.hand_out(ask.member, now.time_s)
@@ -199,6 +197,9 @@ class Script:
                 return self._wait_or_refuse(ask.request, "save_model", want.epoch)
             self._savings[call] = Saving(want.path, self._numbers)
         saving = self._savings[call]
+        if want.path != saving.path:
+            reason = f"save_model: this trainer saves to {want.path!r}, the others to {saving.path!r}"
+            return Refused(ask.request, f"{reason}; give all the same path")
         if saving.is_done:
             return Over(ask.request) if saving.failure is None else Refused(ask.request, saving.failure)
         if not leads(ask.member) or (attempt := saving.hand_out(ask.member, now.time_s)) is None:

@@ -174,7 +174,7 @@ class AsyncEpoch:
         self._batches = batches
         self._first = first
         self._patience = patience
-        self._pool = TaskPool(range(tasks), numbers, {})
+        self._pool = TaskPool(range(tasks), numbers, None)
 
     def hand_out(self, member: Member, now: Now) -> AsyncTask | None:
         """Any task."""

@@ -27,6 +27,7 @@ from evergrad.messages.model import (
     TableSpec,
     UpdateName,
     UpdateSpec,
+    Wire,
 )
 from evergrad.messages.parameters import (
     Commit,
@@ -36,7 +37,9 @@ from evergrad.messages.parameters import (
     Export,
     Exported,
     ExportPart,
+    Full,
     GroupGrads,
+    GroupSpan,
     Here,
     Missing,
     Pull,
@@ -107,7 +110,7 @@ AnyMessage = (
     Join | Joined | Refused | Heartbeat | HeartbeatReply | Leave | Unknown | AskLeader | LeaderIs | Left | Exited
     | Agree | Agreed | Ask | EpochIs | InitTask | SyncTask | AsyncTask | EvalTask | SaveTask | Over | TotalsAre
     | Ended | ReportMetrics | Restore | Restored | Commit | Committed | Missing | Deposed | Shutdown | Pull | Pulled
-    | Stale | Push | PushBatch | Pushed | Where | Here | Export | Exported | CountRows | RowCounts | AskStatus
+    | Stale | Push | PushBatch | Pushed | Full | Where | Here | Export | Exported | CountRows | RowCounts | AskStatus
     | Status | StopJob | Noted
 )  # fmt: skip
 
@@ -141,9 +144,11 @@ __all__ = [
     "Exported",
     "Flags",
     "Floats",
+    "Full",
     "Generation",
     "GroupGrads",
     "GroupKind",
+    "GroupSpan",
     "GroupSpec",
     "Heartbeat",
     "HeartbeatReply",
@@ -204,4 +209,5 @@ __all__ = [
     "WantSaved",
     "WantTotals",
     "Where",
+    "Wire",
 ]

@@ -1,18 +1,23 @@
 """The model, as all roles know it."""
 
 from enum import StrEnum
+from typing import Annotated
 
 import msgspec
 
 from evergrad.init_rows import Initializer
 from evergrad.optim import RuleSpec
 
+Count = Annotated[int, msgspec.Meta(ge=0)]
+OneOrMore = Annotated[int, msgspec.Meta(ge=1)]
+"""Checked where a message arrives; what is divided by or allocated must not be nonsense."""
+
 
 class TableSpec(msgspec.Struct, frozen=True):
     """One embedding table. `unseen_zero`: in evaluation a key without a row reads zeros, not its initial value."""
 
     name: str
-    dim: int
+    dim: OneOrMore
     rule: RuleSpec
     initializer: Initializer
     unseen_zero: bool = True
@@ -35,7 +40,7 @@ class ParameterSpec(msgspec.Struct, frozen=True):
     """A parameter or buffer inside a dense group; `dtype` is torch's name of its type in the model."""
 
     name: str
-    shape: tuple[int, ...]
+    shape: tuple[Count, ...]
     dtype: str
 
     @property
@@ -71,8 +76,21 @@ class UpdateSpec(msgspec.Struct, frozen=True):
     """How the pservers update: for `sync` the tasks of a step, for `async` the batches of a task."""
 
     name: UpdateName
-    batches: int
+    batches: OneOrMore
     backup_after_s: float | None = None
+
+
+class Wire(StrEnum):
+    """What a number of a row or of its gradient is on the wire; the pservers compute with float32 in any case."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+    @property
+    def item_bytes(self) -> int:
+        """Bytes of a number."""
+        return 4 if self is Wire.FLOAT32 else 2
 
 
 class Schema(msgspec.Struct, frozen=True):
@@ -82,11 +100,12 @@ class Schema(msgspec.Struct, frozen=True):
     update: UpdateSpec
     tables: tuple[TableSpec, ...]
     groups: tuple[GroupSpec, ...]
+    wire: Wire = Wire.FLOAT32
 
 
 class DataSpec(msgspec.Struct, frozen=True):
     """A dataset as the master knows it."""
 
-    samples: int
+    samples: Count
     fingerprint: str
-    batch_size: int
+    batch_size: OneOrMore

@@ -9,7 +9,6 @@ from evergrad.messages.types import (
     AnyArray,
     Attempt,
     Flags,
-    Floats,
     Generation,
     Keys,
     Member,
@@ -89,6 +88,14 @@ class TableKeys(msgspec.Struct, frozen=True):
     keys: Keys
 
 
+class GroupSpan(msgspec.Struct, frozen=True):
+    """Elements [start, stop) of the pserver's own span of a dense group."""
+
+    group: int
+    start: int
+    stop: int
+
+
 class Pull(Message, frozen=True):
     """Read rows and dense groups at exactly `version`, or at whatever there is (`NEWEST`). Changes nothing."""
 
@@ -97,15 +104,15 @@ class Pull(Message, frozen=True):
     version: int
     evaluating: bool
     tables: tuple[TableKeys, ...]
-    groups: tuple[int, ...]
+    groups: tuple[GroupSpan, ...]
 
 
 class Pulled(Message, frozen=True):
-    """Rows, shape (n, dim) for each table asked, and this pserver's span of each group asked."""
+    """Rows, shape (n, dim) for each table asked, as the job's wire has them, and the elements asked of groups."""
 
     request: Request
     version: int
-    rows: tuple[Floats, ...]
+    rows: tuple[AnyArray, ...]
     groups: tuple[AnyArray, ...]
 
 
@@ -120,27 +127,32 @@ class Stale(Message, frozen=True):
 class TableGrads(msgspec.Struct, frozen=True):
     """Gradients of a table's rows: one row (n, dim) for each of the n different keys this pserver owns.
 
-    A table that a task touched is named to every pserver, with no keys where it owns none of them, so that all count
-    the same number of updates.
+    Their type is that of the job's wire: float32, or the 16 bits of a shorter type as uint16. A table that a task
+    touched is named to every pserver, with no keys where it owns none of them, so that all count the same number of
+    updates.
     """
 
     table: int
     lr: float
     keys: Keys
-    grads: Floats
+    grads: AnyArray
 
 
 class GroupGrads(msgspec.Struct, frozen=True):
-    """This pserver's span of a group's gradients or new buffer values; `present[i]`: parameter i has one."""
+    """Gradients or new buffer values, from element `start` of this pserver's span of the group.
+
+    `present[i]`: parameter i has one.
+    """
 
     group: int
     lr: float
     values: AnyArray
     present: Flags
+    start: int = 0
 
 
 class Push(Message, frozen=True):
-    """What one attempt of one task of a step contributes; held until the step's commit."""
+    """What one attempt of one task of a step contributes, or one of several parts; held until the step's commit."""
 
     request: Request
     generation: Generation
@@ -150,10 +162,12 @@ class Push(Message, frozen=True):
     samples: int
     tables: tuple[TableGrads, ...]
     groups: tuple[GroupGrads, ...]
+    part: int = 0
+    parts: int = 1
 
 
 class PushBatch(Message, frozen=True):
-    """What one batch of an asynchronous task contributes; applied when it is the task's next."""
+    """What one batch of an asynchronous task contributes; applied when it is the task's next and all parts are here."""
 
     request: Request
     generation: Generation
@@ -162,12 +176,21 @@ class PushBatch(Message, frozen=True):
     batch: int
     tables: tuple[TableGrads, ...]
     groups: tuple[GroupGrads, ...]
+    part: int = 0
+    parts: int = 1
 
 
 class Pushed(Message, frozen=True):
     """The push is held (`Push`), or has been applied, now or before (`PushBatch`)."""
 
     request: Request
+
+
+class Full(Message, frozen=True):
+    """The push is refused since the pserver has no memory for it; `reason` says what to do."""
+
+    request: Request
+    reason: str
 
 
 class Where(Message, frozen=True):

@@ -85,11 +85,12 @@ class TrainDone(msgspec.Struct, frozen=True, tag=True):
 
 
 class EvalDone(msgspec.Struct, frozen=True, tag=True):
-    """An evaluation task was computed."""
+    """An evaluation task was computed, or the script raised in it (`failure`), which ends the evaluation for all."""
 
     generation: Generation
     attempt: Attempt
     totals: dict[str, Partial]
+    failure: str | None = None
 
 
 class SaveDone(msgspec.Struct, frozen=True, tag=True):
@@ -101,10 +102,14 @@ class SaveDone(msgspec.Struct, frozen=True, tag=True):
 
 
 class BreakDone(msgspec.Struct, frozen=True, tag=True):
-    """The script left the `batches` of an epoch, which ends for all; and loops over epochs up to `left_until`."""
+    """The script left the `batches` of an epoch, which ends for all; and loops over epochs up to `left_until`.
+
+    `last` is the task that was done in the turn of the loop that was the last.
+    """
 
     epoch: int
     left_until: int
+    last: TrainDone | None = None
 
 
 Done = TrainDone | EvalDone | SaveDone | BreakDone

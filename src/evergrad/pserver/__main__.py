@@ -2,11 +2,14 @@
 
 import argparse
 import os
+from math import inf
 
 from evergrad.errors import Fenced
 from evergrad.kernels.warm import warm
 from evergrad.messages import Address, AnyMessage, Join, Member, Place, Request, Role, Send
+from evergrad.pserver.memory import room_within
 from evergrad.pserver.pserver import Pserver
+from evergrad.sizes import parse_bytes
 from evergrad.wire.process import Heartbeats, is_orphan, join, leave, log_to_stderr, on_sigterm, run, serve
 from evergrad.wire.transport import Listener, check_address, new_member
 
@@ -52,7 +55,9 @@ def main() -> int:
     parser.add_argument("--place", type=int, required=True, help="which part of the model to hold, from 0")
     parser.add_argument("--name", help="what people call this process (pserver-PLACE)")
     parser.add_argument("--listen", default="tcp://127.0.0.1:0", help="address to listen on (port 0: a free one)")
+    parser.add_argument("--memory", help="use at most so much, as 512M or 4G, and refuse what would need more")
     options = parser.parse_args()
+    room = room_within(parse_bytes(options.memory)) if options.memory else lambda: inf
     log_to_stderr()
     warm()
     name = options.name or f"pserver-{options.place}"
@@ -60,18 +65,19 @@ def main() -> int:
     master = check_address(options.master)
     listener = Listener(options.job, member, options.listen)
     try:
-        _run(options.job, master, listener, member, name, Place(options.place))
+        _run(options.job, master, listener, Pserver(member, room), name, Place(options.place))
     finally:
         listener.close()
     return 0
 
 
-def _run(job: str, master: Address, listener: Listener, member: Member, name: str, place: Place) -> None:
+def _run(job: str, master: Address, listener: Listener, pserver: Pserver, name: str, place: Place) -> None:
+    member = pserver.member
     me = Join(Request(1), Role.PSERVER, member, name, os.getpid(), place=place, address=listener.address)
     join(listener, master, me, JOIN_DEADLINE_S)
     heartbeats = Heartbeats(job, master, member)
     try:
-        process = Process(Pserver(member), heartbeats)
+        process = Process(pserver, heartbeats)
         on_sigterm(process.stop)
         serve(listener, process.handle, process.tick, process.is_over)
         leave(listener, master, member, Request(2))

@@ -1,15 +1,32 @@
 """Which pushes a pserver takes: all that arrives is checked here, once, before anything is changed."""
 
+from collections.abc import Sequence
 from math import isfinite
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from evergrad.kernels.half import decoded, encoded
 from evergrad.kernels.hashing import slots_of
 from evergrad.kernels.merge import all_finite
-from evergrad.messages import INIT_STEP, GroupGrads, GroupKind, GroupSpec, Keys, Schema, TableGrads
+from evergrad.messages import (
+    INIT_STEP,
+    AnyArray,
+    Floats,
+    GroupGrads,
+    GroupKind,
+    GroupSpan,
+    GroupSpec,
+    Keys,
+    Schema,
+    TableGrads,
+)
 from evergrad.placement import slots_owned, span_owned
+
+MAX_PARTS = 4096
+"""Into so many parts a push may be cut."""
 
 
 class Admission:
@@ -24,6 +41,47 @@ class Admission:
         """Why there is no such table; None if there is."""
         tables = len(self._schema.tables)
         return None if 0 <= table < tables else f"table number {table} is unknown; the model has {tables}"
+
+    def refuse_part(self, part: int, parts: int) -> str | None:
+        """Why there is no such part of a push; None if there is."""
+        is_one = 0 <= part < parts <= MAX_PARTS
+        return None if is_one else f"part {part} of {parts}; a push has 1 to {MAX_PARTS} parts"
+
+    def refuse_whole(self, step: int, groups: Sequence[GroupGrads]) -> str | None:
+        """Why all parts of a push together do not make whole spans, at first of all groups; None if they do."""
+        if step == INIT_STEP and len(groups) < len(self._schema.groups):
+            return "the initial values must be those of every dense group"
+        for push in groups:
+            if push.values.size != len(self._spans[push.group]):
+                return f"dense group {push.group}: {push.values.size} of {len(self._spans[push.group])} elements"
+        return None
+
+    def decoded(self, tables: tuple[TableGrads, ...]) -> tuple[TableGrads, ...]:
+        """The same gradients as float32, if they are as the job's wire has them."""
+        return tuple(
+            msgspec.structs.replace(t, grads=decoded(t.grads, self._schema.wire)) if t.grads.dtype == np.uint16 else t
+            for t in tables
+        )
+
+    def encoded(self, rows: Floats) -> AnyArray:
+        """Rows as the job's wire has them."""
+        return encoded(rows, self._schema.wire)
+
+    def refuse_span(self, wanted: GroupSpan) -> str | None:
+        """Why these elements cannot be read here; None if they can."""
+        if reason := self.refuse_group(wanted.group):
+            return reason
+        size = len(self._spans[wanted.group])
+        if not 0 <= wanted.start <= wanted.stop <= size:
+            return f"dense group {wanted.group}: elements {wanted.start} to {wanted.stop} of a span of {size}"
+        return None
+
+    def refuse_export(self, table: int, slot: int) -> str | None:
+        """Why this table cannot be read from this slot on; None if it can."""
+        if reason := self.refuse_table(table):
+            return reason
+        is_owned = slot in self._slots or slot == self._slots.start
+        return None if is_owned else f"slot {slot} is another pserver's"
 
     def refuse_group(self, group: int) -> str | None:
         """Why there is no such dense group; None if there is."""
@@ -49,8 +107,8 @@ class Admission:
             return f"a push of {samples} samples; it must have one or more"
         if len({t.table for t in tables}) < len(tables) or len({g.group for g in groups}) < len(groups):
             return "a table or group is named twice"
-        if step == INIT_STEP and (tables or len(groups) < len(self._schema.groups)):
-            return "the initial values must be those of every dense group, and of nothing else"
+        if step == INIT_STEP and tables:
+            return "the initial values must be those of dense groups"
         reasons = [self._refuse_rows(t) for t in tables] + [self._refuse_span(g, step) for g in groups]
         return next((reason for reason in reasons if reason), None)
 
@@ -59,6 +117,8 @@ class Admission:
             return reason
         spec = self._schema.tables[push.table]
         where = f"table {spec.name!r}"
+        if push.grads.dtype != np.float32:
+            return f"{where}: gradients of {push.grads.dtype}; send {self._schema.wire}"
         if push.grads.shape != (push.keys.size, spec.dim):
             return f"{where}: gradients of shape {push.grads.shape} for {push.keys.size} keys of dim {spec.dim}"
         return _refuse_numbers(where, push.lr, push.grads)
@@ -66,10 +126,11 @@ class Admission:
     def _refuse_span(self, push: GroupGrads, step: int) -> str | None:
         if reason := self.refuse_group(push.group):
             return reason
-        spec, span = self._schema.groups[push.group], self._spans[push.group]
+        spec, size = self._schema.groups[push.group], len(self._spans[push.group])
         where, dtype = f"dense group {push.group} ({spec.kind})", dense_dtype(spec)
-        if push.values.dtype != dtype or push.values.shape != (len(span),):
-            return f"{where}: {push.values.dtype} of shape {push.values.shape}; send {dtype} of shape {(len(span),)}"
+        if push.values.dtype != dtype or push.values.ndim != 1 or not 0 <= push.start <= size - push.values.size:
+            shape = f"{push.values.dtype} of shape {push.values.shape} from {push.start} on"
+            return f"{where}: {shape}; send {dtype} inside a span of {size}"
         if push.present.shape != (len(spec.parameters),):
             return f"{where}: flags of shape {push.present.shape} for {len(spec.parameters)} parameters"
         if step == INIT_STEP:

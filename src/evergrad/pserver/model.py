@@ -8,6 +8,9 @@ from evergrad.placement import slots_owned, span_owned
 from evergrad.pserver.dense import DenseGroup
 from evergrad.pserver.table import Table
 
+INDEX_BYTES = 40
+"""What a row takes besides itself, at most."""
+
 
 class Contribution(NamedTuple):
     """What one batch brings to an update."""
@@ -29,6 +32,7 @@ class Model:
     def __init__(self, schema: Schema, place: int, places: int) -> None:
         slots = slots_owned(place, places)
         self._tables = [Table(spec, schema.seed, slots) for spec in schema.tables]
+        self._row_bytes = [4 * spec.dim * (1 + spec.rule.state_width) + INDEX_BYTES for spec in schema.tables]
         self._groups = [DenseGroup(spec, span_owned(spec.size, place, places)) for spec in schema.groups]
 
     def rows(self, table: int, keys: Keys, evaluating: bool) -> Floats:
@@ -38,6 +42,10 @@ class Model:
     def span(self, group: int) -> AnyArray:
         """This place's span of a dense group; never changed afterwards."""
         return self._groups[group].values
+
+    def bytes_needed(self, tables: Sequence[TableGrads]) -> int:
+        """At most so many bytes does it take to hold these gradients, and the rows they may make."""
+        return sum(t.grads.nbytes + t.keys.nbytes + t.keys.size * self._row_bytes[t.table] for t in tables)
 
     def row_counts(self) -> tuple[int, ...]:
         """Rows of each table."""

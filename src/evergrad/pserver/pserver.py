@@ -10,6 +10,9 @@ Invariants:
 """
 
 from collections import Counter
+from math import inf
+
+import msgspec
 
 from evergrad.errors import InvariantError
 from evergrad.messages import (
@@ -23,6 +26,7 @@ from evergrad.messages import (
     Deposed,
     Export,
     Exported,
+    Full,
     Generation,
     Here,
     Member,
@@ -46,7 +50,9 @@ from evergrad.messages import (
     Where,
 )
 from evergrad.pserver.admission import Admission
+from evergrad.pserver.memory import Room
 from evergrad.pserver.model import Contribution, Model
+from evergrad.pserver.parts import Parts
 
 OfModel = Pull | Push | PushBatch | Where | Export | CountRows
 """Requests about a generation's model, each of one trainer."""
@@ -56,10 +62,16 @@ ALL_BATCHES = 2**62
 
 
 class Pserver:
-    """One pserver process's state. `is_over` turns true when the master has said that the job has ended."""
+    """One pserver process's state. `is_over` turns true when the master has said that the job has ended.
 
-    def __init__(self, member: Member) -> None:
+    Args:
+        member: this incarnation.
+        room: bytes of memory that may still be taken; a push that may need more is refused.
+    """
+
+    def __init__(self, member: Member, room: Room = lambda: inf) -> None:
         self.member = member
+        self._room = room
         self.term = Term(0)
         self.generation = Generation(0)
         self.is_over = False
@@ -68,6 +80,7 @@ class Pserver:
         self._version = INIT_STEP
         self._held: tuple[Model, Admission] | None = None
         self._staged: dict[tuple[int, Attempt], Push] = {}
+        self._parts = Parts()
         self._last_commit: Commit | None = None
         self._parked: dict[str, Pull] = {}
         self._epoch = 0
@@ -111,6 +124,7 @@ class Pserver:
             part = (message.schema, message.place, message.places)
             self._held = Model(*part), Admission(*part)
             self._staged, self._parked, self._last_commit = {}, {}, None
+            self._parts.clear()
             self._epoch, self._progress = 0, {}
         if message.generation == self.generation:
             restored = Restored(self.term, self.generation, self._place, self.member, self._version)
@@ -139,6 +153,7 @@ class Pserver:
             model.update([Contribution(push.samples, push.tables, push.groups) for push in pushes])
         self._version += 1
         self._staged, self._last_commit = {}, commit
+        self._parts.clear()
 
     def _check_repeated(self, commit: Commit) -> None:
         self.counters["repeated commits"] += 1
@@ -167,9 +182,9 @@ class Pserver:
             case Pull():
                 return self._pull(src, message, model, admission)
             case Push():
-                return self._push(message, admission)
+                return self._push(message, model, admission)
             case PushBatch():
-                return self._push_batch(message, model, admission)
+                return self._push_batch(src, message, model, admission)
             case Where():
                 return Here(message.request, self._batches(message.epoch, message.task))
             case Export():
@@ -186,13 +201,14 @@ class Pserver:
         if not self._has(pull.version):
             return self._stale(pull.request)
         reasons = [admission.refuse_keys(asked.table, asked.keys) for asked in pull.tables]
-        reasons += [admission.refuse_group(group) for group in pull.groups]
+        reasons += [admission.refuse_span(span) for span in pull.groups]
         if reason := next((reason for reason in reasons if reason), None):
             return self._refused(pull.request, reason)
-        rows = tuple(model.rows(asked.table, asked.keys, pull.evaluating) for asked in pull.tables)
-        return Pulled(pull.request, self._version, rows, tuple(model.span(group) for group in pull.groups))
+        rows = tuple(admission.encoded(model.rows(t.table, t.keys, pull.evaluating)) for t in pull.tables)
+        groups = tuple(model.span(g.group)[g.start : g.stop] for g in pull.groups)
+        return Pulled(pull.request, self._version, rows, groups)
 
-    def _push(self, push: Push, admission: Admission) -> Message | None:
+    def _push(self, push: Push, model: Model, admission: Admission) -> Message | None:
         if push.step > self._version:
             return None
         if push.step < self._version:
@@ -202,25 +218,57 @@ class Pserver:
         if key in self._staged:
             self.counters["repeated pushes"] += 1
             return Pushed(push.request)
-        if reason := admission.refuse_push(push.step, push.samples, push.tables, push.groups):
+        push = msgspec.structs.replace(push, tables=admission.decoded(push.tables))
+        if reason := self._refuse_part(admission, push.step, push.samples, push):
             return self._refused(push.request, reason)
-        self._staged[key] = push
+        if full := self._full(push, model):
+            return full
+        whole = self._parts.add(key, push)
+        if whole is not None:
+            if reason := admission.refuse_whole(push.step, whole.groups):
+                return self._refused(push.request, reason)
+            self._staged[key] = whole
         return Pushed(push.request)
 
-    def _push_batch(self, push: PushBatch, model: Model, admission: Admission) -> Message | None:
+    def _push_batch(self, src: str, push: PushBatch, model: Model, admission: Admission) -> Message | None:
         applied = self._batches(push.epoch, push.task)
         if self._version == INIT_STEP or push.batch > applied:
             return None
         if push.batch < applied:
             self.counters["repeated pushes"] += 1
             return Pushed(push.request)
-        if reason := admission.refuse_push(self._version, 1, push.tables, push.groups):
+        push = msgspec.structs.replace(push, tables=admission.decoded(push.tables))
+        if reason := self._refuse_part(admission, self._version, 1, push):
+            return self._refused(push.request, reason)
+        if full := self._full(push, model):
+            return full
+        whole = self._parts.add((src, push.epoch, push.task, push.batch), push)
+        if whole is None:
+            return Pushed(push.request)
+        if reason := admission.refuse_whole(self._version, whole.groups):
             return self._refused(push.request, reason)
         if push.epoch > self._epoch:
             self._epoch, self._progress = push.epoch, {}
-        model.update([Contribution(1, push.tables, push.groups)])
+        model.update([Contribution(1, whole.tables, whole.groups)])
         self._progress[push.task] = push.batch + 1
         return Pushed(push.request)
+
+    def _full(self, push: Push | PushBatch, model: Model) -> Full | None:
+        needed, room = model.bytes_needed(push.tables), self._room()
+        if needed <= room:
+            return None
+        self.counters["pushes refused for lack of memory"] += 1
+        rows = sum(model.row_counts())
+        return Full(
+            push.request,
+            f"pserver {self._place} is at its memory limit: it holds {rows:,} rows, a push may need {needed:,} bytes"
+            f" and {max(0, int(room)):,} are left; start the job with more --pservers or a larger --memory",
+        )
+
+    def _refuse_part(self, admission: Admission, step: int, samples: int, push: Push | PushBatch) -> str | None:
+        return admission.refuse_part(push.part, push.parts) or admission.refuse_push(
+            step, samples, push.tables, push.groups
+        )
 
     def _batches(self, epoch: int, task: int) -> int:
         """Batches applied of a task. An epoch begins only when all tasks of the one before are done."""
@@ -231,7 +279,7 @@ class Pserver:
     def _export(self, message: Export, model: Model, admission: Admission) -> Message:
         if not self._has(message.version):
             return self._stale(message.request)
-        if reason := admission.refuse_table(message.table):
+        if reason := admission.refuse_export(message.table, message.slot):
             return self._refused(message.request, reason)
         return Exported(message.request, *model.export(message.table, message.part, message.slot, message.limit))
 

@@ -7,7 +7,7 @@ import sys
 import traceback
 from pathlib import Path
 
-from evergrad.errors import ConfigError, EvergradError
+from evergrad.errors import ConfigError, EvergradError, Fenced, Unavailable
 from evergrad.trainer import session
 from evergrad.trainer.driver import LEFT_STATUS, Leaving
 from evergrad.trainer.trainer import JobOver
@@ -62,16 +62,20 @@ def _run(script: Path, args: list[str]) -> int:
     sys.argv = [str(script), *args]
     sys.path.insert(0, str(script.resolve().parent))
     try:
-        runpy.run_path(str(script), run_name="__main__")
+        _run_script(script)
+        if session.current is not None:
+            session.current.finish()
     except (Leaving, JobOver):
         raise
     except SystemExit as exit:
-        if exit.code not in (None, 0):
-            return _failed(f"the script left with status {exit.code}\n", 1)
+        return _failed(f"the script left with status {exit.code}\n", 1)
     except ConfigError as error:
         print(f"evergrad trainer: {error}", file=sys.stderr, flush=True)
         _goodbye(None)
         return 2
+    except (Unavailable, Fenced) as error:  # there is no job, or none of ours, to tell
+        print(f"evergrad trainer: {error}", file=sys.stderr, flush=True)
+        return 1
     except EvergradError as error:
         return _failed(f"{type(error).__name__}: {error}\n", 1)
     except BaseException:
@@ -79,8 +83,16 @@ def _run(script: Path, args: list[str]) -> int:
     if session.current is None:
         print(f"evergrad trainer: {script} never called eg.init(), so there was nothing to train", file=sys.stderr)
         return 2
-    session.current.finish()
     return 0
+
+
+def _run_script(script: Path) -> None:
+    """Run the script; leaving it with status 0 is its end as any other."""
+    try:
+        runpy.run_path(str(script), run_name="__main__")
+    except SystemExit as exit:
+        if isinstance(exit, Leaving | JobOver) or exit.code not in (None, 0):
+            raise
 
 
 def _traceback() -> str:
@@ -92,11 +104,13 @@ def _traceback() -> str:
 
 
 def _failed(failure: str, status: int) -> int:
-    """Tell the job, which ends with this; where there is none, tell the user."""
-    if session.current is None:
+    """Tell the job, which ends with this and shows it once; where there is none any more, tell the user."""
+    try:
+        (session.current or session.connect(os.environ, numerics="")).leave(failure)
+    except JobOver:
+        pass
+    except EvergradError:
         print(failure, file=sys.stderr, end="", flush=True)
-    else:
-        _goodbye(failure)
     return status
 
 

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterable
-from typing import Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from evergrad.errors import Unavailable
 from evergrad.messages import AnyMessage, Send
@@ -36,8 +36,26 @@ class Leaving(SystemExit):
         super().__init__(LEFT_STATUS)
 
 
+class _Started(Generic[T]):
+    """A flow that has been begun, and the rest of it."""
+
+    def __init__(self, flow: Flow[T]) -> None:
+        self._flow = flow
+        self._result: list[T] = []
+        try:
+            next(flow)
+        except StopIteration as stop:
+            self._result.append(stop.value)
+
+    def rest(self) -> Flow[T]:
+        """What is left to run."""
+        if self._result:
+            return self._result[0]
+        return (yield from self._flow)
+
+
 class Driver:
-    """Drives one flow at a time.
+    """Drives flows: one to its end, while others that were started may be on their way.
 
     Args:
         exchange: where the flows put their requests.
@@ -49,6 +67,14 @@ class Driver:
         self.is_leaving = False
         self._exchange = exchange
         self._carrier = carrier
+
+    def start(self, flow: Flow[T]) -> Flow[T]:
+        """Begin a flow and send what it asks; `run` what is returned to have its result."""
+        started = _Started(flow)
+        if due := self._exchange.due(time.monotonic()):
+            for _, message in self._carrier.exchange(due, 0.0):
+                self._exchange.receive(message)
+        return started.rest()
 
     def run(self, flow: Flow[T]) -> T:
         """Run a flow to its end.

@@ -6,7 +6,8 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from evergrad.errors import ConfigError, InvariantError
+from evergrad.errors import ConfigError, InvariantError, Unavailable
+from evergrad.kernels.half import encoded
 from evergrad.messages import (
     Address,
     Agree,
@@ -24,8 +25,11 @@ from evergrad.messages import (
     Exported,
     ExportPart,
     Floats,
+    Full,
     Generation,
     GroupGrads,
+    GroupKind,
+    GroupSpan,
     Here,
     InitTask,
     Join,
@@ -57,8 +61,11 @@ from evergrad.messages import (
     Unknown,
     Want,
     Where,
+    Wire,
 )
 from evergrad.placement import slots_owned, span_owned
+from evergrad.trainer.collected import Collected, joined
+from evergrad.trainer.cutting import MESSAGE_BYTES, cut_pull, cut_push
 from evergrad.trainer.exchange import Exchange, Flow
 from evergrad.trainer.routing import Routed, route
 
@@ -120,6 +127,15 @@ class SpanGrads(NamedTuple):
     present: NDArray[np.uint8]
 
 
+class Part(NamedTuple):
+    """One of `of` messages that a push to a pserver consists of."""
+
+    number: int
+    of: int
+    tables: tuple[TableGrads, ...]
+    groups: tuple[GroupGrads, ...]
+
+
 class PulledModel(NamedTuple):
     """Rows in the order of the keys asked, whole dense groups, and the version they are of."""
 
@@ -137,16 +153,23 @@ class Trainer:
         identity: who this is.
         new_member: makes a new incarnation; called at the first join and whenever the master has declared the last
             one dead.
+        message_bytes: larger pulls and pushes are cut into messages of about this size.
     """
 
     def __init__(
-        self, exchange: Exchange, master: Address, identity: Identity, new_member: Callable[[], Member]
+        self,
+        exchange: Exchange,
+        master: Address,
+        identity: Identity,
+        new_member: Callable[[], Member],
+        message_bytes: int = MESSAGE_BYTES,
     ) -> None:
         self.member = Member("")
         self._exchange = exchange
         self._master = master
         self._identity = identity
         self._new_member = new_member
+        self._message_bytes = message_bytes
         self._schema: Schema | None = None
         self._pservers: tuple[PserverAt, ...] = ()
         self._place_of_slot = np.zeros(0, np.uint16)
@@ -167,15 +190,18 @@ class Trainer:
         Raises:
             ConfigError: the job has another model; the text says what differs.
         """
-        self._schema = schema
         while True:
             request = self._exchange.number()
             answer = yield from self._ask_master(request, Agree(request, self.member, schema), Agreed, Unknown)
             if isinstance(answer, Agreed):
                 break
             yield from self.join()
-        self._pservers = answer.pservers
-        places = len(self._pservers)
+        self.connect(schema, answer.pservers)
+
+    def connect(self, schema: Schema, pservers: tuple[PserverAt, ...]) -> None:
+        """Talk to these pservers about this model from now on."""
+        self._schema, self._pservers = schema, pservers
+        places = len(pservers)
         sizes = [len(slots_owned(place, places)) for place in range(places)]
         self._place_of_slot = np.repeat(np.arange(places, dtype=np.uint16), sizes)
 
@@ -195,16 +221,16 @@ class Trainer:
             )
             if not isinstance(answer, Unknown):
                 return answer  # type: ignore[return-value]  # the tuple above is Answer and Unknown
-            done = None
-            yield from self.join()
-            if self._schema is not None:
-                yield from self.agree(self._schema)
+            yield from self._rejoin()
 
     def is_leader(self) -> Flow[bool]:
         """Whether this trainer is the leader."""
-        request = self._exchange.number()
-        answer = yield from self._ask_master(request, AskLeader(request, self.member), LeaderIs, Unknown)
-        return isinstance(answer, LeaderIs) and answer.leader
+        while True:
+            request = self._exchange.number()
+            answer = yield from self._ask_master(request, AskLeader(request, self.member), LeaderIs, Unknown)
+            if isinstance(answer, LeaderIs):
+                return answer.leader
+            yield from self._rejoin()
 
     def report(self, epoch: int, metrics: dict[str, float]) -> Flow[None]:
         """Have metrics shown."""
@@ -215,6 +241,12 @@ class Trainer:
         """Say goodbye, with the traceback of the script if it raised."""
         request = self._exchange.number()
         yield from self._call([(request, Send(self._master, Leave(request, self.member, failure)))])
+
+    def _rejoin(self) -> Flow[None]:
+        """The master has declared this trainer dead: come back as a new incarnation."""
+        yield from self.join()
+        if self._schema is not None:
+            yield from self.agree(self._schema)
 
     # -- the pservers --------------------------------------------------------------------------------------------------
 
@@ -232,15 +264,22 @@ class Trainer:
             Void: the version has passed.
         """
         routed = [(table, route(wanted, self._place_of_slot, len(self._pservers))) for table, wanted in keys]
-        sends = []
-        for p in self._pservers:
-            request = self._exchange.number()
-            tables = tuple(TableKeys(table, routing.keys(p.place)) for table, routing in routed)
-            pull = Pull(request, generation, version, evaluating, tables, tuple(groups))
-            sends.append((request, Send(p.address, pull)))
-        answers = _all_of(Pulled, (yield from self._call(sends)))
-        rows = [routing.gather([a.rows[i] for a in answers]) for i, (_, routing) in enumerate(routed)]
-        dense = [_joined([a.groups[i] for a in answers]) for i in range(len(groups))]
+        cut = [self._pull_requests(p.place, routed, groups) for p in self._pservers]
+        pulled = [Collected(self._wire()) for _ in self._pservers]
+        answers: list[Pulled] = []
+        for number in range(max(map(len, cut))):
+            sends, of_place = [], []
+            for p, requests in zip(self._pservers, cut, strict=True):
+                if number < len(requests):
+                    request = self._exchange.number()
+                    pull = Pull(request, generation, version, evaluating, *requests[number])
+                    sends.append((request, Send(p.address, pull)))
+                    of_place.append((pulled[p.place], requests[number]))
+            answers = _all_of(Pulled, (yield from self._call(sends)))
+            for (collected, (tables, spans)), answer in zip(of_place, answers, strict=True):
+                collected.take(tables, spans, answer)
+        rows = [routing.gather([c.rows(table) for c in pulled]) for table, routing in routed]
+        dense = [joined([c.group(group) for c in pulled]) for group in groups]
         return PulledModel(answers[0].version, rows, dense)
 
     def push(
@@ -258,23 +297,23 @@ class Trainer:
             Void: the step is committed already or the generation has passed.
             PushRefused: a pserver refuses it; the text says why.
         """
-        sends = []
-        for p, (tables, groups) in self._cut(rows, spans):
-            request = self._exchange.number()
-            push = Push(request, task.generation, step, index, task.attempt, samples, tables, groups)
-            sends.append((request, Send(p.address, push)))
-        _all_of(Pushed, (yield from self._call(sends)))
+
+        def message(request: Request, part: Part) -> Message:
+            number, of, tables, groups = part
+            return Push(request, task.generation, step, index, task.attempt, samples, tables, groups, number, of)
+
+        yield from self._push_parts(rows, spans, message)
 
     def push_batch(
         self, task: AsyncTask, batch: int, rows: Sequence[RowGrads], spans: Sequence[SpanGrads]
     ) -> Flow[None]:
         """Have every pserver apply one batch of an asynchronous task; raises as `push`."""
-        sends = []
-        for p, (tables, groups) in self._cut(rows, spans):
-            request = self._exchange.number()
-            push = PushBatch(request, task.generation, task.epoch, task.task, batch, tables, groups)
-            sends.append((request, Send(p.address, push)))
-        _all_of(Pushed, (yield from self._call(sends)))
+
+        def message(request: Request, part: Part) -> Message:
+            number, of, tables, groups = part
+            return PushBatch(request, task.generation, task.epoch, task.task, batch, tables, groups, number, of)
+
+        yield from self._push_parts(rows, spans, message)
 
     def where(self, task: AsyncTask) -> Flow[int]:
         """How many batches of a task every pserver has applied."""
@@ -304,24 +343,59 @@ class Trainer:
         """How many pservers there are."""
         return len(self._pservers)
 
-    def _cut(
+    def _push_parts(
+        self,
+        rows: Sequence[RowGrads],
+        spans: Sequence[SpanGrads],
+        message: Callable[[Request, Part], Message],
+    ) -> Flow[None]:
+        """Send every pserver its share, in as many parts as the limit of a message asks for, one at a time."""
+        cut = [cut_push(*share, self._message_bytes) for share in self._shares(rows, spans)]
+        for number in range(max(map(len, cut))):
+            sends = []
+            for p, parts in zip(self._pservers, cut, strict=True):
+                if number < len(parts):
+                    request = self._exchange.number()
+                    part = Part(number, len(parts), *parts[number])
+                    sends.append((request, Send(p.address, message(request, part))))
+            _all_of(Pushed, (yield from self._call(sends)))
+
+    def _shares(
         self, rows: Sequence[RowGrads], spans: Sequence[SpanGrads]
-    ) -> list[tuple[PserverAt, tuple[tuple[TableGrads, ...], tuple[GroupGrads, ...]]]]:
+    ) -> list[tuple[list[TableGrads], list[GroupGrads]]]:
         """What each pserver gets: every table touched, with its keys of it, and its span of every group."""
-        places = len(self._pservers)
-        routed: list[tuple[RowGrads, Routed]] = [(r, route(r.keys, self._place_of_slot, places)) for r in rows]
-        cut = []
+        places, wire = len(self._pservers), self._wire()
+        routed = [(r, encoded(r.grads, wire), route(r.keys, self._place_of_slot, places)) for r in rows]
+        shares = []
         for p in self._pservers:
-            tables = tuple(
-                TableGrads(r.table, r.lr, routing.keys(p.place), routing.rows(r.grads, p.place))
-                for r, routing in routed
-            )
+            tables = [
+                TableGrads(r.table, r.lr, routing.keys(p.place), routing.rows(grads, p.place))
+                for r, grads, routing in routed
+            ]
             groups = []
             for s in spans:
                 span = span_owned(s.values.size, p.place, places)
                 groups.append(GroupGrads(s.group, s.lr, s.values[span.start : span.stop], s.present))
-            cut.append((p, (tables, tuple(groups))))
-        return cut
+            shares.append((tables, groups))
+        return shares
+
+    def _pull_requests(
+        self, place: int, routed: Sequence[tuple[int, Routed]], groups: Sequence[int]
+    ) -> list[tuple[tuple[TableKeys, ...], tuple[GroupSpan, ...]]]:
+        """What to ask one pserver for, in as many requests as the limit of a message asks for."""
+        assert self._schema is not None
+        item_bytes, places = self._schema.wire.item_bytes, len(self._pservers)
+        keys = [(t, routing.keys(place), self._schema.tables[t].dim * item_bytes) for t, routing in routed]
+        spans = []
+        for group in groups:
+            spec = self._schema.groups[group]
+            size = len(span_owned(spec.size, place, places))
+            spans.append((group, size, 8 if spec.kind is GroupKind.LOWEST else 4))
+        return cut_pull(keys, spans, self._message_bytes)
+
+    def _wire(self) -> Wire:
+        assert self._schema is not None
+        return self._schema.wire
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
@@ -346,13 +420,11 @@ def _all_of(kind: type[M], answers: Sequence[Message]) -> list[M]:
         match answer:
             case Refused():
                 raise PushRefused(answer.reason)
+            case Full():
+                raise Unavailable(answer.reason)
             case Stale():
                 raise Void(answer.generation)
     kept = [answer for answer in answers if isinstance(answer, kind)]
     if len(kept) < len(answers):
         raise InvariantError(f"a pserver answered {sorted({type(a).__name__ for a in answers})}")
     return kept
-
-
-def _joined(parts: Sequence[AnyArray]) -> AnyArray:
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)

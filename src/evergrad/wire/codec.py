@@ -22,7 +22,7 @@ from evergrad.version import VERSION
 REFUSED = b"EGRD refused"
 MAX_HEADER_BYTES = 64 << 20
 MAX_DIMENSIONS = 8
-DTYPES = {np.dtype(t).str: np.dtype(t) for t in (np.float32, np.float64, np.int64, np.uint8)}
+DTYPES = {np.dtype(t).str: np.dtype(t) for t in (np.float32, np.float64, np.int64, np.uint8, np.uint16)}
 
 Frame = bytes | memoryview
 
@@ -81,7 +81,7 @@ class Codec:
         self._in, self._taken = frames[2:], 0
         try:
             message = self._decoder.decode(frames[1])
-        except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
             raise Malformed(str(exc)) from None
         finally:
             left, self._in = len(self._in) - self._taken, ()
@@ -106,7 +106,7 @@ class Codec:
             shape = tuple(shape)
         except (TypeError, ValueError, KeyError):
             raise ValueError("not the description of an array") from None
-        if number != self._taken or number >= len(self._in):
+        if type(number) is not int or number != self._taken or number >= len(self._in):
             raise ValueError("an array without a frame")
         self._taken += 1
         if len(shape) > MAX_DIMENSIONS or not all(type(n) is int and 0 <= n < 2**48 for n in shape):

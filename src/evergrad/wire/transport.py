@@ -21,6 +21,8 @@ log = logging.getLogger("evergrad.wire")
 
 QUEUE_MESSAGES = 1000
 """Messages kept for a slow peer, in each direction."""
+MAX_AT_ONCE = 100
+"""Messages taken from a socket before anything else has its turn."""
 MAX_FRAME_BYTES = 1 << 33
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -84,10 +86,10 @@ class Network:
                 self.counters["dropped: a peer's queue is full"] += 1
 
     def receive(self, socket: "zmq.Socket[bytes]") -> list[Received]:
-        """All that has come over this socket."""
+        """What has come over this socket, at most `MAX_AT_ONCE` messages."""
         received: list[Received] = []
         address = self._addresses[socket]
-        while (frames := _receive(socket)) is not None:
+        while len(received) < MAX_AT_ONCE and (frames := _receive(socket)) is not None:
             if bytes(frames[0]) == REFUSED and len(frames) == 2:
                 raise Fenced(f"{address} refuses: {bytes(frames[1]).decode(errors='replace')}")
             try:
@@ -155,21 +157,24 @@ class Listener(Network):
         """Queue these for members that have asked, or for the processes at these addresses."""
         for send in sends:
             if "://" in send.to:
-                super().send([send])
+                self._ask(send)
             else:
                 self._answer(send)
 
     def receive(self, socket: "zmq.Socket[bytes]") -> list[Received]:
-        """All that has come over this socket."""
+        """What has come over this socket, at most `MAX_AT_ONCE` messages."""
         if socket is not self._router:
             return super().receive(socket)
         received: list[Received] = []
-        while (frames := _receive(socket)) is not None:
+        while len(received) < MAX_AT_ONCE and (frames := _receive(socket)) is not None:
             peer, body = bytes(frames[0]), frames[1:]
             try:
                 if not self._codec.is_ours(body):
                     self._refuse(peer)
-                received.append((peer.decode(), self._codec.decode(body)))
+                message = self._codec.decode(body)
+                if b"://" in peer:
+                    raise Malformed("a sender whose name reads like an address, where the answer would go")
+                received.append((peer.decode(), message))
             except (Malformed, UnicodeDecodeError) as exc:
                 self.counters["malformed messages"] += 1
                 log.warning("message.malformed peer=%r reason=%s", peer[:40], exc)
@@ -179,6 +184,14 @@ class Listener(Network):
         """Close everything; what is queued has `linger_s` seconds to leave."""
         self._router.close(linger=int(linger_s * 1000))
         super().close(linger_s)
+
+    def _ask(self, send: Send) -> None:
+        """An address that a peer said is its own may be none; that must not end this process."""
+        try:
+            super().send([send])
+        except ConfigError as exc:
+            self.counters["dropped: not an address of this machine"] += 1
+            log.warning("send.no_address reason=%s", exc)
 
     def _answer(self, send: Send) -> None:
         try:
@@ -194,10 +207,10 @@ class Listener(Network):
 
 
 def _receive(socket: "zmq.Socket[bytes]") -> list[memoryview] | None:
-    try:
-        return [frame.buffer for frame in socket.recv_multipart(zmq.DONTWAIT, copy=False)]
-    except zmq.Again:
+    events = socket.get(zmq.EVENTS)
+    if not isinstance(events, int) or not events & zmq.POLLIN:
         return None
+    return [frame.buffer for frame in socket.recv_multipart(zmq.DONTWAIT, copy=False)]
 
 
 def _bound_queues(socket: "zmq.Socket[bytes]") -> None:

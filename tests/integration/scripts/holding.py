@@ -1,7 +1,7 @@
 """Lets a test stop a training script at a place of its choice, and see what the script has computed.
 
-`--hold PLACE=FILE`: at this place wait until FILE exists; `FILE.PID` says that this process has come so far. Places are
-`epoch:N` (inside the first batch of epoch N), `evaluate:N` (inside the evaluation of epoch N) and `end` (before saving).
+`--hold PLACE=FILE`: at this place wait until FILE exists; `FILE.PID` says that this process has come so far. Places:
+`epoch:N` (inside the first batch of epoch N), `evaluate:N` (inside the evaluation of epoch N), `end` (before saving).
 `--diary FOLDER`: note each batch in FOLDER/PID.
 """
 

@@ -1,0 +1,51 @@
+"""Requests and pushes cut into messages of a limit."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evergrad.messages import Attempt, Generation, GroupGrads, Push, Request, TableGrads
+from evergrad.pserver.parts import Parts
+from evergrad.trainer.cutting import cut_pull, cut_push, packed
+
+ITEMS = st.lists(st.tuples(st.integers(0, 50), st.integers(1, 40)), max_size=6)
+
+
+@given(ITEMS, st.integers(1, 100))
+def test_every_unit_is_in_one_bin_in_order_and_no_bin_of_several_units_is_above_the_limit(
+    items: list[tuple[int, int]], limit: int
+) -> None:
+    bins = packed(items, limit)
+    for number, (count, _) in enumerate(items):
+        pieces = [p for b in bins for p in b if p.item == number]
+        assert [i for p in pieces for i in range(p.start, p.stop)] == list(range(count))
+        assert pieces, "an empty item is named too"
+    for pieces in bins:
+        units = sum(p.stop - p.start for p in pieces)
+        assert units <= 1 or sum((p.stop - p.start) * items[p.item][1] for p in pieces) <= limit
+
+
+def test_what_fits_is_one_message_with_nothing_copied() -> None:
+    keys = np.arange(5)
+    ((tables, groups),) = cut_pull([(3, keys, 64)], [(1, 10, 4)], 1000)
+    assert tables[0].table == 3
+    assert np.shares_memory(tables[0].keys, keys)
+    assert (groups[0].group, groups[0].start, groups[0].stop) == (1, 0, 10)
+
+
+@given(st.integers(1, 300), st.permutations(range(8)))
+def test_a_push_in_parts_is_the_same_push_whatever_the_order_of_its_parts(limit: int, order: list[int]) -> None:
+    rng = np.random.default_rng(limit)
+    tables = [TableGrads(t, 0.1, np.arange(n), rng.random((n, 3), np.float32)) for t, n in ((0, 7), (1, 0), (2, 4))]
+    groups = [GroupGrads(0, 0.1, rng.random(9, np.float32), np.ones(2, np.uint8))]
+    cut = cut_push(tables, groups, limit)
+    attempt = Attempt(1, 1)
+    messages = [Push(Request(i), Generation(1), 0, 0, attempt, 1, *part, i, len(cut)) for i, part in enumerate(cut)]
+    shuffled = sorted(messages, key=lambda m: order[m.part % 8])
+    parts = Parts()
+    (whole,) = [w for m in shuffled if (w := parts.add("push", m)) is not None]
+    assert [t.table for t in whole.tables] == [0, 1, 2]
+    for before, after in zip(tables, whole.tables, strict=True):
+        np.testing.assert_array_equal(before.keys, after.keys)
+        np.testing.assert_array_equal(before.grads, after.grads)
+    np.testing.assert_array_equal(whole.groups[0].values, groups[0].values)

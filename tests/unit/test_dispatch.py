@@ -1,0 +1,213 @@
+"""Tasks, todo -> pending -> done, and the attempts at them."""
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+
+from evergrad.master.dispatch import AttemptNumbers, TaskPool
+from evergrad.messages import Attempt, Member, Term
+
+A, B, C = Member("a"), Member("b"), Member("c")
+
+
+def pool_of(count, owners=None, term=1):
+    return TaskPool(range(count), AttemptNumbers(Term(term)), {} if owners is None else owners)
+
+
+def hand_out(pool, member, now=0.0, backup_after_s=None):
+    handed = pool.hand_out(member, now, backup_after_s)
+    assert handed is not None
+    return handed
+
+
+def test_attempts_are_numbered_by_term_and_counter_and_none_twice():
+    numbers = AttemptNumbers(Term(3))
+    assert [numbers.next() for _ in range(3)] == [Attempt(3, 1), Attempt(3, 2), Attempt(3, 3)]
+
+
+def test_two_pools_with_the_same_numbers_have_no_attempt_in_common():
+    numbers = AttemptNumbers(Term(1))
+    one, other = TaskPool([0], numbers, {}), TaskPool([0], numbers, {})
+    assert hand_out(one, A)[1] != hand_out(other, A)[1]
+
+
+def test_tasks_are_handed_out_in_order_and_each_once():
+    pool = pool_of(3)
+    assert [hand_out(pool, m)[0] for m in (A, B, C)] == [0, 1, 2]
+    assert pool.hand_out(A, 0.0, None) is None
+
+
+def test_a_pool_without_tasks_is_done_at_once():
+    assert pool_of(0).all_done()
+
+
+def test_a_task_reported_done_says_when_it_was_handed_out():
+    pool = pool_of(1)
+    _, attempt = hand_out(pool, A, now=4.0)
+    assert not pool.all_done()
+    assert pool.finish(attempt) == (0, 4.0)
+    assert pool.all_done()
+    assert pool.done == 1
+
+
+def test_a_task_reported_done_twice_counts_once():
+    pool = pool_of(2)
+    _, attempt = hand_out(pool, A)
+    pool.finish(attempt)
+    assert pool.finish(attempt) is None
+    assert pool.done == 1
+
+
+@pytest.mark.parametrize("attempt", [Attempt(1, 99), Attempt(0, 1)])
+def test_an_attempt_nobody_was_given_counts_for_nothing(attempt):
+    pool = pool_of(1)
+    hand_out(pool, A)
+    assert pool.finish(attempt) is None
+
+
+def test_what_a_member_gives_up_goes_to_another_as_another_attempt():
+    pool = pool_of(1)
+    _, first = hand_out(pool, A)
+    pool.release(A)
+    index, second = hand_out(pool, B)
+    assert index == 0
+    assert second != first
+
+
+def test_an_attempt_given_up_that_is_reported_done_after_all_counts():
+    pool = pool_of(1)
+    _, attempt = hand_out(pool, A)
+    pool.release(A)
+    assert pool.finish(attempt) == (0, None)
+    assert pool.all_done()
+
+
+def test_of_two_attempts_the_first_reported_done_counts_and_the_other_does_not():
+    pool = pool_of(1)
+    _, first = hand_out(pool, A)
+    pool.release(A)
+    _, second = hand_out(pool, B)
+    assert pool.finish(first) is not None
+    assert pool.finish(second) is None
+    assert pool.all_done()
+
+
+def test_to_give_up_after_another_has_done_it_changes_nothing():
+    pool = pool_of(1)
+    _, first = hand_out(pool, A)
+    _, second = hand_out(pool, B, now=10.0, backup_after_s=1.0)
+    pool.finish(second)
+    pool.release(A)
+    assert pool.finish(first) is None
+    assert pool.all_done()
+
+
+def test_a_member_that_gives_up_nothing_changes_nothing():
+    pool = pool_of(1)
+    _, attempt = hand_out(pool, A)
+    pool.release(B)
+    assert pool.pending() == {0: (A, 0.0)}
+    assert pool.finish(attempt) == (0, 0.0)
+
+
+def test_a_member_is_given_the_task_it_had_before():
+    pool = pool_of(3, owners={0: A, 1: B, 2: A})
+    assert hand_out(pool, B)[0] == 1
+
+
+def test_a_member_that_had_none_is_given_one_that_nobody_had():
+    pool = pool_of(3, owners={0: A, 1: B})
+    assert hand_out(pool, C)[0] == 2
+
+
+def test_a_member_is_given_anothers_task_rather_than_none():
+    pool = pool_of(1, owners={0: A})
+    assert hand_out(pool, B)[0] == 0
+
+
+def test_a_task_pending_for_too_long_goes_to_a_second_member_and_to_no_third():
+    pool = pool_of(1)
+    hand_out(pool, A, now=0.0)
+    assert pool.hand_out(B, 1.0, 1.0) is None
+    assert hand_out(pool, B, now=1.1, backup_after_s=1.0)[0] == 0
+    assert pool.hand_out(C, 99.0, 1.0) is None
+
+
+def test_a_task_pending_for_long_goes_to_no_second_member_while_there_are_others_to_do():
+    pool = pool_of(2)
+    hand_out(pool, A, now=0.0)
+    assert hand_out(pool, B, now=50.0, backup_after_s=1.0)[0] == 1
+
+
+def test_a_task_whose_second_attempt_is_given_up_is_still_pending():
+    pool = pool_of(1)
+    hand_out(pool, A, now=0.0)
+    hand_out(pool, B, now=5.0, backup_after_s=1.0)
+    pool.release(A)
+    assert pool.pending() == {0: (B, 5.0)}
+    assert pool.hand_out(A, 5.0, None) is None
+
+
+class Pool(RuleBasedStateMachine):
+    """A pool under any order of events, against the plainest account of them."""
+
+    attempts = Bundle("attempts")
+
+    def __init__(self):
+        super().__init__()
+        self.count, self.now = 4, 0.0
+        self.pool = pool_of(self.count)
+        self.task_of, self.done, self.open = {}, set(), {}
+
+    @rule(target=attempts, member=st.sampled_from([A, B, C]), backup=st.sampled_from([None, 2.0]))
+    def ask(self, member, backup):
+        self.pool.release(member)
+        self.open.pop(member, None)
+        handed = self.pool.hand_out(member, self.now, backup)
+        free = set(range(self.count)) - self.done - {self.task_of[a] for a in self.open.values()}
+        if handed is None:
+            assert not free
+            return None
+        index, attempt = handed
+        assert attempt not in self.task_of
+        assert index not in self.done
+        assert index in free or (backup is not None and not free)
+        self.task_of[attempt] = index
+        self.open[member] = attempt
+        return attempt
+
+    @rule(attempt=attempts)
+    def report(self, attempt):
+        finished = self.pool.finish(attempt) if attempt is not None else None
+        if attempt is None or self.task_of[attempt] in self.done:
+            assert finished is None
+        else:
+            assert finished[0] == self.task_of[attempt]
+            self.done.add(finished[0])
+            self.open = {m: a for m, a in self.open.items() if self.task_of[a] != finished[0]}
+
+    @rule(attempt=consumes(attempts))
+    def lose(self, attempt):
+        """A report that never comes."""
+
+    @rule(member=st.sampled_from([A, B, C]))
+    def die(self, member):
+        self.pool.release(member)
+        self.open.pop(member, None)
+
+    @rule(seconds=st.sampled_from([0.5, 3.0]))
+    def wait(self, seconds):
+        self.now += seconds
+
+    @invariant()
+    def the_pool_agrees(self):
+        assert self.pool.done == len(self.done)
+        assert self.pool.all_done() == (len(self.done) == self.count)
+        assert self.pool.pending().keys() == {self.task_of[a] for a in self.open.values()}
+        holders = [m for m, _ in self.pool.pending().values()]
+        assert len(holders) == len(set(holders))
+
+
+TestPool = Pool.TestCase
+TestPool.settings = settings(max_examples=100, stateful_step_count=30)
