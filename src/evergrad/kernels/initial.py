@@ -178,9 +178,8 @@ def between(x: float, first: First) -> np.float32:
     return value
 
 
-@inline
 def scratch_for(dim: int) -> Scratch:
-    """Scratch for rows of this length."""
+    """Scratch for rows of this length, to be used again and again."""
     return Scratch(np.empty(dim), np.empty(_PENDING + dim, np.int64), np.empty(_PENDING + dim))
 
 
@@ -242,19 +241,19 @@ def fill_row(target: Floats, start: int, dim: int, key: np.int64, first: First, 
     return pending
 
 
-@kernel(writes(f32, 2), reads(i64), i64, FIRST)
-def _initial(keys: Keys, dim: int, first: First) -> Floats:
-    rows = np.empty((keys.size, dim), np.float32)
-    flat, scratch, pending = rows.reshape(-1), scratch_for(dim), 0
+@kernel(void, reads(i64), i64, FIRST, SCRATCH, writes(f32))
+def _initial(keys: Keys, dim: int, first: First, scratch: Scratch, out: Floats) -> None:
+    pending = 0
     for i in range(keys.size):
-        pending = fill_row(flat, i * dim, dim, keys[i], first, scratch, pending)
-    write_tails(flat, first, scratch, pending)
-    return rows
+        pending = fill_row(out, i * dim, dim, keys[i], first, scratch, pending)
+    write_tails(out, first, scratch, pending)
 
 
 def initial_rows(keys: Keys, dim: int, initializer: Initializer, seed: int) -> Floats:
     """The first values of the rows of `keys`, shape (n, dim); `seed` is the table's (`table_seed`)."""
-    return _initial(keys, dim, first_values(initializer, dim, seed))
+    rows = np.empty((keys.size, dim), np.float32)
+    _initial(keys, dim, first_values(initializer, dim, seed), scratch_for(dim), rows.reshape(-1))
+    return rows
 
 
 @kernel(f64, f64)

@@ -10,8 +10,8 @@ float32 (`tests/numerics/test_rules.py`: with a correctly rounded root in torch 
 
 import numpy as np
 
-from evergrad.kernels.arrays import Floats, Keys, Numbers, Rows
-from evergrad.kernels.initial import FIRST, First, fill_row, scratch_for, write_tails
+from evergrad.kernels.arrays import Floats, Keys, Rows
+from evergrad.kernels.initial import FIRST, SCRATCH, First, Scratch, fill_row, write_tails
 from evergrad.kernels.jit import f32, f64, flag, fused, i64, inline, kernel, prefetch, reads, void, writes
 from evergrad.kernels.spans import decayed, descend, descend_with_momentum, ftrl, ftrl_of_power
 
@@ -44,11 +44,11 @@ def part(arena: Floats, start: int, number: int, dim: int) -> Floats:
     return arena[begin : begin + dim]
 
 
-@kernel(void, reads(f32), i64, reads(i64), reads(i64), FIRST, writes(f32, 2))
-def copy_rows(arena: Floats, stride: int, rows: Rows, keys: Keys, first: First, out: Floats) -> None:
+@kernel(void, reads(f32), i64, reads(i64), reads(i64), FIRST, SCRATCH, writes(f32, 2))
+def copy_rows(arena: Floats, stride: int, rows: Rows, keys: Keys, first: First, scratch: Scratch, out: Floats) -> None:
     """Copy the values of `rows`; where the row is negative, the key's initial value."""
     n, dim = out.shape
-    to_all, scratch, pending = out.reshape(-1), scratch_for(dim), 0
+    to_all, pending = out.reshape(-1), 0
     for i in range(min(_AHEAD, n)):
         if rows[i] >= 0:
             prefetch_span(arena, rows[i] * stride, dim)
@@ -65,10 +65,12 @@ def copy_rows(arena: Floats, stride: int, rows: Rows, keys: Keys, first: First, 
     write_tails(to_all, first, scratch, pending)
 
 
-@kernel(void, writes(f32), i64, i64, i64, reads(i64), FIRST, f32)
-def make_rows(arena: Floats, stride: int, dim: int, begin: int, keys: Keys, first: First, state: float) -> None:
+@kernel(void, writes(f32), i64, i64, i64, reads(i64), FIRST, SCRATCH, f32)
+def make_rows(
+    arena: Floats, stride: int, dim: int, begin: int, keys: Keys, first: First, scratch: Scratch, state: float
+) -> None:
     """Write initial value and initial state of the rows `begin`, `begin + 1`, ... made for `keys`."""
-    scratch, pending = scratch_for(dim), 0
+    pending = 0
     for i in range(keys.size):
         start = (begin + i) * stride
         pending = fill_row(arena, start, dim, keys[i], first, scratch, pending)
@@ -130,7 +132,9 @@ def square_of(grad: float, decay: float, weight: float) -> float:
 
 
 @inline
-def sum_squares_of_four(arena: Floats, rows: Rows, grads: Floats, first: int, decay: float, squares: Numbers) -> None:
+def sums_of_four(
+    arena: Floats, rows: Rows, grads: Floats, first: int, decay: float
+) -> tuple[float, float, float, float]:
     """Sum the squares of each of the four rows from `first` on, each column by column.
 
     Four at a time, because one sum waits for itself. Beyond the end it is the last row once more.
@@ -150,7 +154,7 @@ def sum_squares_of_four(arena: Floats, rows: Rows, grads: Floats, first: int, de
         b += square_of(f[n], decay, x[n])
         c += square_of(g[n], decay, y[n])
         d += square_of(h[n], decay, z[n])
-    squares[0], squares[1], squares[2], squares[3] = a, b, c, d
+    return a, b, c, d
 
 
 @kernel(void, writes(f32), reads(i64), reads(f32, 2), f32, f32, f32)
@@ -158,9 +162,8 @@ def rowwise_adagrad_rows(arena: Floats, rows: Rows, grads: Floats, lr: float, de
     """RowWiseAdagrad once for each of the different `rows`, whose last float is the accumulator."""
     n, dim = grads.shape
     stride = dim + 1
-    squares = np.empty(4)
     for first in range(0, n, 4):
-        sum_squares_of_four(arena, rows, grads, first, decay, squares)
+        squares = sums_of_four(arena, rows, grads, first, decay)
         for i in range(first, min(first + 4, n)):
             prefetch_ahead(arena, rows, i, stride)
             start = rows[i] * stride

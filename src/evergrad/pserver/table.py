@@ -7,7 +7,7 @@ import numpy as np
 from evergrad.errors import InvariantError
 from evergrad.kernels import index, rules
 from evergrad.kernels.hashing import unique
-from evergrad.kernels.initial import first_values, table_seed, zeros_of
+from evergrad.kernels.initial import first_values, scratch_for, table_seed, zeros_of
 from evergrad.kernels.merge import add_rows, divide, has_duplicates
 from evergrad.messages import AnyArray, ExportPart, Floats, Keys, TableSpec
 from evergrad.pserver.arena import Arena
@@ -35,6 +35,7 @@ class Table:
         self._slots = slots
         number = table_seed(seed, spec.name)
         self._first, self._zeros = first_values(spec.initializer, spec.dim, number), zeros_of(number)
+        self._scratch = scratch_for(spec.dim)
         self._stride = spec.rule.row_width(spec.dim)
         self._updates = 0
         self._length = 0
@@ -60,7 +61,7 @@ class Table:
         rows = index.find(self._index, keys)
         out = np.empty((keys.size, self._spec.dim), np.float32)
         first = self._zeros if evaluating and self._spec.unseen_zero else self._first
-        rules.copy_rows(self._rows.array, self._stride, rows, keys, first, out)
+        rules.copy_rows(self._rows.array, self._stride, rows, keys, first, self._scratch, out)
         return out
 
     def update(self, parts: Sequence[TablePart], total: int, lr: float) -> None:
@@ -108,7 +109,7 @@ class Table:
         if part is ExportPart.KEYS:
             return keys, following
         out = np.empty((rows.size, self._spec.dim), np.float32)
-        rules.copy_rows(self._rows.array, self._stride, rows, keys, self._zeros, out)
+        rules.copy_rows(self._rows.array, self._stride, rows, keys, self._zeros, self._scratch, out)
         return out, following
 
     def _sorted_entries(self, begin: int, end: int) -> tuple[Keys, Keys]:
@@ -144,7 +145,7 @@ class Table:
         self._rows.reserve((self._length + keys.size) * self._stride)
         rules.make_rows(
             self._rows.array, self._stride, self._spec.dim, self._length, keys,
-            self._first, self._spec.rule.initial_state,
+            self._first, self._scratch, self._spec.rule.initial_state,
         )  # fmt: skip
         self._length += keys.size
 
