@@ -13,6 +13,7 @@ from evergrad.checks import whole_number
 from evergrad.errors import ConfigError
 from evergrad.init_rows import Initializer
 from evergrad.lookup import gather
+from evergrad.messages import Evict
 from evergrad.optim import Rule, checked_rule
 
 UNSEEN = ("zeros", "initializer")
@@ -55,6 +56,10 @@ class Table(nn.Module):
         padding_idx: int | None = None,
         unseen: str = "zeros",
         optimizer: Rule | None = None,
+        min_count: int = 1,
+        ttl: int | None = None,
+        max_rows: int | None = None,
+        evict: str = "recent",
     ) -> None:
         super().__init__()
         if not _is_name(name):
@@ -66,12 +71,22 @@ class Table(nn.Module):
             raise ConfigError(f"table {name!r}: init is {init!r}; give one of eg.init_rows, as eg.init_rows.normal()")
         if unseen not in UNSEEN:
             raise ConfigError(f"table {name!r}: unseen is {unseen!r}; give one of {', '.join(UNSEEN)}")
+        if type(min_count) is not int or min_count < 1:
+            raise ConfigError(f"table {name!r}: min_count is {min_count!r}; give a whole number of one or more")
+        for option, number in (("ttl", ttl), ("max_rows", max_rows)):
+            if number is not None and (type(number) is not int or number < 1):
+                raise ConfigError(
+                    f"table {name!r}: {option} is {number!r}; give a whole number of one or more, or None"
+                )
+        if evict not in tuple(Evict):
+            raise ConfigError(f"table {name!r}: evict is {evict!r}; give one of {', '.join(Evict)}")
         self.table, self.dim = name, dim
         self.init = init_rows.normal() if init is None else init
         self.feature = name if feature is None else feature
         self.padding_idx = padding_idx
         self.unseen = unseen
         self.optimizer = None if optimizer is None else checked_rule(f"optimizer= of table {name!r}", optimizer)
+        self.min_count, self.ttl, self.max_rows, self.evict = min_count, ttl, max_rows, Evict(evict)
         self.source: RowSource | None = None
 
     def ids_in(self, batch: Any) -> Tensor | None:
@@ -125,6 +140,11 @@ class Embedding(Table):
         padding_idx: an id that reads as zeros and is never trained; no row is made for it.
         unseen: what an id without a row reads in evaluation and in a loaded model: "zeros" or "initializer".
         optimizer: the table's own rule, which goes before `sparse=` of `job.optimizer`.
+        min_count: an id gets a row in the step that is the `min_count`-th in which it is trained; before, it reads as
+            its first value and is not trained.
+        ttl: a row that was not trained for this many steps of the table is evicted, soon after; its id starts anew.
+        max_rows: about how many rows there are at most; each of 16,384 sets of ids has its share, of at least one.
+        evict: which rows then make room for new ones: the least recently ("recent") or least often ("count") trained.
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -146,6 +166,7 @@ class EmbeddingBag(Table):
         padding_idx: an id left out of its bag, and out of the mean's count.
         unseen: as in `Embedding`.
         optimizer: as in `Embedding`.
+        min_count, ttl, max_rows, evict: as in `Embedding`.
     """
 
     def __init__(
@@ -160,10 +181,15 @@ class EmbeddingBag(Table):
         padding_idx: int | None = None,
         unseen: str = "zeros",
         optimizer: Rule | None = None,
+        min_count: int = 1,
+        ttl: int | None = None,
+        max_rows: int | None = None,
+        evict: str = "recent",
     ) -> None:
         super().__init__(
-            name, dim, init=init, feature=feature, padding_idx=padding_idx, unseen=unseen, optimizer=optimizer
-        )
+            name, dim, init=init, feature=feature, padding_idx=padding_idx, unseen=unseen, optimizer=optimizer,
+            min_count=min_count, ttl=ttl, max_rows=max_rows, evict=evict,
+        )  # fmt: skip
         if mode not in MODES:
             raise ConfigError(f"table {name!r}: mode is {mode!r}; give one of {', '.join(MODES)}")
         self.mode, self.include_last_offset = mode, include_last_offset

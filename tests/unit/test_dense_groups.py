@@ -401,7 +401,7 @@ def test_a_rule_for_a_table_that_is_not_there_is_named(new_job):
     ],
 )
 def test_modules_that_share_a_table_must_agree_on_it(new_job, other):
-    with pytest.raises(ConfigError, match="two modules share table 't' but not its dim, init and unseen"):
+    with pytest.raises(ConfigError, match="two modules share table 't' but not its dim, init, unseen and policy"):
         new_job().optimizer(nn.ModuleList([eg.Embedding("t", 2), other()]), sparse=eg.SGD())
 
 

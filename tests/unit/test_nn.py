@@ -468,6 +468,29 @@ def test_a_mode_or_an_answer_for_unseen_keys_that_is_none_is_refused():
         eg.Embedding("t", 4, unseen="ones")
 
 
+@pytest.mark.parametrize("kind", [eg.Embedding, eg.EmbeddingBag])
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("min_count", 0), ("min_count", 1.0), ("min_count", None), ("ttl", 0), ("ttl", True), ("max_rows", -1)],
+)
+def test_a_policy_that_is_none_is_refused(kind, option, value):
+    with pytest.raises(ConfigError, match=rf"'t': {option} is {value}; give a whole number of one or more"):
+        kind("t", 4, **{option: value})
+
+
+@pytest.mark.parametrize("kind", [eg.Embedding, eg.EmbeddingBag])
+def test_evicting_by_an_order_there_is_not_is_refused(kind):
+    with pytest.raises(ConfigError, match=r"evict is 'oldest'; give one of recent, count"):
+        kind("t", 4, evict="oldest")
+
+
+def test_the_policy_holds_in_a_job_with_any_number_of_pservers(new_job, pservers, tmp_path):
+    job, model = new_job(pservers), Sum(min_count=2, ttl=3)
+    for batch in train(job, model, [[1, 2], [1, 3], [3, 3], [3, 4], [3, 5], [3, 5], [6, 7], [6, 8]]):
+        model(batch["t"]).sum().backward()
+    assert sorted(saved_rows(job, tmp_path)) == [3, 5, 6]
+
+
 @pytest.mark.parametrize("module", [eg.Embedding("t", 4), eg.EmbeddingBag("t", 4)], ids=lambda m: type(m).__name__)
 def test_a_module_of_no_job_says_what_to_call(module):
     with pytest.raises(

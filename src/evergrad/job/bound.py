@@ -208,10 +208,13 @@ def _own_rules(modules: Sequence[Table]) -> dict[str, Rule]:
 def _table_specs(modules: Sequence[Table], rules: Mapping[str, Rule]) -> tuple[TableSpec, ...]:
     specs: dict[str, TableSpec] = {}
     for m in modules:
-        spec = TableSpec(m.table, m.dim, rules[m.table].spec(), m.init, m.unseen == "zeros")
+        spec = TableSpec(
+            m.table, m.dim, rules[m.table].spec(), m.init, m.unseen == "zeros", m.min_count, m.ttl, m.max_rows, m.evict
+        )
         first = specs.setdefault(m.table, spec)
         if first != spec:
             raise ConfigError(
-                f"two modules share table {m.table!r} but not its dim, init and unseen; make them alike or rename one"
+                f"two modules share table {m.table!r} but not its dim, init, unseen and policy;"
+                " make them alike or rename one"
             )
     return tuple(specs.values())

@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evergrad.kernels.arrays import Floats, Keys
-from evergrad.kernels.jit import f32, i32, i64, inline, kernel, prefetch, reads, u16, writes
+from evergrad.kernels.jit import f32, i32, i64, inline, making_kernel, prefetch, reads, u16, writes
 from evergrad.placement import SLOTS
 
 Places = NDArray[np.uint16]
@@ -31,7 +31,7 @@ def hash_key(key: np.int64) -> np.uint64:
     return mix(np.uint64(key) + np.uint64(0x9E3779B97F4A7C15))
 
 
-@kernel(writes(i32), reads(i64))
+@making_kernel(writes(i32), reads(i64))
 def slots_of(keys: Keys) -> NDArray[np.int32]:
     """The slot of each key, by the top 14 bits of its hash."""
     slots = np.empty(keys.size, np.int32)
@@ -40,7 +40,7 @@ def slots_of(keys: Keys) -> NDArray[np.int32]:
     return slots
 
 
-@kernel(i64, reads(i64), writes(i64), writes(i32))
+@making_kernel(i64, reads(i64), writes(i64), writes(i32))
 def _unique(keys: Keys, uniques: Keys, numbers: NDArray[np.int32]) -> int:
     """Write the different keys in order of first appearance, and for each key its number among them."""
     size = 16
@@ -62,7 +62,7 @@ def _unique(keys: Keys, uniques: Keys, numbers: NDArray[np.int32]) -> int:
     return count
 
 
-@kernel(writes(i32), reads(i64), reads(u16), writes(i64))
+@making_kernel(writes(i32), reads(i64), reads(u16), writes(i64))
 def _rank_by_place(uniques: Keys, place_of_slot: Places, offsets: NDArray[np.int64]) -> NDArray[np.int32]:
     """Fill `offsets` (places + 1) and return where each key goes when they are sorted, stably, by place."""
     owner = np.empty(uniques.size, np.uint16)
@@ -112,7 +112,7 @@ def group_by_place(keys: Keys, place_of_slot: Places, places: int) -> tuple[Keys
     return uniques, offsets, ranks.astype(np.int64)[numbers]
 
 
-@kernel(writes(f32, 2), reads(i64), reads(f32, 2), i64)
+@making_kernel(writes(f32, 2), reads(i64), reads(f32, 2), i64)
 def sum_by_inverse(inverse: NDArray[np.int64], grads: Floats, count: int) -> Floats:
     """Sum the gradients of equal keys: `sums[j]` is the sum of all `grads[i]` with `inverse[i] == j`.
 

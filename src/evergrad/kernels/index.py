@@ -1,15 +1,19 @@
 """The hash index of a table: from key to row number, in one small region for each slot.
 
 All regions lie in one pool of entries (key, row). A region has a power of two of entries, is probed linearly and is
-replaced by one twice as large when three quarters full, so growth moves a few entries at a time. Freed regions are
-merged with their neighbours (a buddy system) and used again.
+replaced by one twice as large when about three quarters full, so growth moves a few entries at a time. A deleted entry
+leaves no mark: those behind it move up. A region that has become far too large is replaced by a smaller one. Freed
+regions are merged with their neighbours (a buddy system) and used again, and so are the numbers of deleted rows.
 
 Invariants:
     1. A region of 2**c entries starts at a multiple of 2**c.
-    2. An entry is empty where its row is EMPTY; no key is reserved.
-    3. `regions[s]` is the start and class of slot s's region packed by `_pack`, or -1 while the slot has no row.
+    2. An entry is empty where its row is EMPTY; no key is reserved. A row below EMPTY is a candidate: a key that has
+       been met and has no row yet (`kernels/policy.py`).
+    3. `regions[s]` is the start and class of slot s's region packed by `_pack`, or -1 while the slot has no entry.
     4. A free region's first entry holds (next, previous) of the list of its class; `free_class` holds its class + 1
        at its first unit of `UNIT` entries and 0 everywhere else.
+    5. The numbers 0 .. `pool[ROWS]` - 1 are those of the rows and the first `pool[FREE]` of `free_rows`, each once.
+    6. Between the home of an entry and the entry no entry is empty.
 """
 
 from typing import NamedTuple
@@ -29,11 +33,17 @@ UNIT = 1 << UNIT_CLASS
 """Entries of the smallest region: one cache line."""
 CLASSES = 48
 TOP = CLASSES
-"""`pool[TOP]` is the end of the used part of the entries, `pool[c]` the first free region of class c or -1."""
+ROWS = CLASSES + 1
+FREE = CLASSES + 2
+"""`pool[TOP]` is the end of the used part of the entries, `pool[c]` the first free region of class c or -1;
+`pool[ROWS]` is one more than the greatest number of a row so far, `pool[FREE]` how many of these are free."""
 
 NOT_OURS = -1
 """As the count of keys done: a key belongs to a slot that is not owned."""
-_AHEAD = 16
+_AHEAD = 32
+_LEAST_FULL, _SPREAD = 76, 32
+"""A slot's region is enlarged when 76 to 107 of 128 entries are used, by the slot's number: slots have about the same
+number of rows, and would else all be enlarged by the same few updates."""
 _CLASS_BITS = 6
 _CLASS_MASK = (1 << _CLASS_BITS) - 1
 
@@ -46,25 +56,31 @@ class Index(NamedTuple):
     """For each slot the packed region (invariant 3)."""
     counts: Integers
     """For each slot how many rows it has."""
+    used: Integers
+    """For each slot how many entries of its region are not empty."""
     pool: Integers
     free_class: NDArray[np.uint8]
     entries: Integers
     """Key and row alternating."""
+    free_rows: Rows
+    """The numbers of deleted rows, reused last in first out. Before deleting it has room for `pool[ROWS]`."""
 
 
-INDEX = record(Index, i64, writes(i64), writes(i64), writes(i64), writes(u8), writes(i64))
+INDEX = record(Index, i64, writes(i64), writes(i64), writes(i64), writes(i64), writes(u8), writes(i64), writes(i64))
 
 
 def empty_index(slots: range) -> Index:
     """An index of these slots without rows and without room for any."""
-    pool = np.full(CLASSES + 1, -1, np.int64)
-    pool[TOP] = 0
+    pool = np.full(CLASSES + 3, -1, np.int64)
+    pool[TOP] = pool[ROWS] = pool[FREE] = 0
     return Index(
         slots.start,
         np.full(len(slots), -1, np.int64),
         np.zeros(len(slots), np.int64),
+        np.zeros(len(slots), np.int64),
         pool,
         np.empty(0, np.uint8),
+        np.empty(0, np.int64),
         np.empty(0, np.int64),
     )
 
@@ -145,28 +161,29 @@ def _allocate(index: Index, size_class: Integer) -> Integer:
 
 
 @inline
-def _enlarge(index: Index, slot: Integer) -> bool:
-    """Give a slot its first region or one twice as large; False where the entries do not suffice."""
+def _settle(index: Index, start: Integer, mask: Integer, key: np.int64, row: Integer) -> None:
+    """Write an entry for a key that has none into the region."""
+    to = np.int64(hash_key(key)) & mask
+    while index.entries[2 * (start + to) + 1] != EMPTY:
+        to = (to + 1) & mask
+    index.entries[2 * (start + to)] = key
+    index.entries[2 * (start + to) + 1] = row
+
+
+@inline
+def _move(index: Index, slot: Integer, size_class: Integer) -> bool:
+    """Give a slot a region of this class, which its entries fit in; False where the pool does not suffice."""
     packed = index.regions[slot]
-    if packed < 0:
-        start = _allocate(index, UNIT_CLASS)
-        if start >= 0:
-            index.regions[slot] = _pack(start, UNIT_CLASS)
-        return bool(start >= 0)
-    old, old_class = packed >> _CLASS_BITS, packed & _CLASS_MASK
-    start = _allocate(index, old_class + 1)
+    start = _allocate(index, size_class)
     if start < 0:
         return False
-    mask = (2 << old_class) - 1
-    for at in range(old, old + (1 << old_class)):
-        if index.entries[2 * at + 1] != EMPTY:
-            to = np.int64(hash_key(index.entries[2 * at])) & mask
-            while index.entries[2 * (start + to) + 1] != EMPTY:
-                to = (to + 1) & mask
-            index.entries[2 * (start + to)] = index.entries[2 * at]
-            index.entries[2 * (start + to) + 1] = index.entries[2 * at + 1]
-    index.regions[slot] = _pack(start, old_class + 1)
-    _free(index, old, old_class)
+    index.regions[slot] = _pack(start, size_class)
+    if packed >= 0:
+        old, old_class = packed >> _CLASS_BITS, packed & _CLASS_MASK
+        for at in range(old, old + (1 << old_class)):
+            if index.entries[2 * at + 1] != EMPTY:
+                _settle(index, start, (1 << size_class) - 1, index.entries[2 * at], index.entries[2 * at + 1])
+        _free(index, old, old_class)
     return True
 
 
@@ -182,88 +199,217 @@ def _probe(index: Index, packed: Integer, key: np.int64, hashed: np.uint64) -> I
 
 
 @inline
-def _prefetch_entry(index: Index, key: np.int64) -> None:
-    hashed = hash_key(key)
+def _home(index: Index, hashed: np.uint64) -> Integer:
+    """Where probing for a key of this hash begins, or -1 if its slot has no region or is not owned.
+
+    Starts loading that entry and those after it: two lines, for the processor asks for the second by itself as soon as
+    the first is read, and that would wait for memory.
+    """
     slot = np.int64(hashed >> SLOT_SHIFT) - index.first_slot
-    if 0 <= slot < index.regions.size:
-        packed = index.regions[slot]
-        if packed >= 0:
-            at = np.int64(hashed) & ((1 << (packed & _CLASS_MASK)) - 1)
-            prefetch(index.entries, 2 * ((packed >> _CLASS_BITS) + at))
+    if slot < 0 or slot >= index.regions.size:
+        return -1
+    packed = index.regions[slot]
+    if packed < 0:
+        return -1
+    at: Integer = (packed >> _CLASS_BITS) + (np.int64(hashed) & ((1 << (packed & _CLASS_MASK)) - 1))
+    prefetch(index.entries, 2 * at)
+    prefetch(index.entries, 2 * (at + UNIT))
+    return at
 
 
-@kernel(writes(i64), INDEX, reads(i64))
 def find(index: Index, keys: Keys) -> Rows:
-    """The row of each key, or EMPTY where it has none. Changes nothing."""
-    n = keys.size
-    rows = np.empty(n, np.int64)
-    for i in range(min(_AHEAD, n)):
-        _prefetch_entry(index, keys[i])
-    for i in range(n):
-        if i + _AHEAD < n:
-            _prefetch_entry(index, keys[i + _AHEAD])
-        hashed = hash_key(keys[i])
-        slot = np.int64(hashed >> SLOT_SHIFT) - index.first_slot
-        rows[i] = EMPTY
-        if 0 <= slot < index.regions.size and index.regions[slot] >= 0:
-            rows[i] = index.entries[2 * _probe(index, index.regions[slot], keys[i], hashed) + 1]
+    """The row of each key, or a negative number where it has none. Changes nothing."""
+    rows = np.empty(keys.size, np.int64)
+    _find(index, keys, rows)
     return rows
 
 
-@kernel(pair(i64), INDEX, reads(i64), i64, i64, writes(i64), writes(i64))
-def find_or_make(index: Index, keys: Keys, begin: int, made: int, rows: Rows, new_keys: Keys) -> tuple[int, int]:
-    """Write the row of each key from `keys[begin]` on, giving a new key the next number after all rows so far.
+@kernel(void, INDEX, reads(i64), writes(i64))
+def _find(index: Index, keys: Keys, rows: Rows) -> None:
+    n = keys.size
+    for i in range(min(_AHEAD, n)):
+        rows[i] = _home(index, hash_key(keys[i]))
+    for i in range(n):
+        if i + _AHEAD < n:
+            rows[i + _AHEAD] = _home(index, hash_key(keys[i + _AHEAD]))
+        at = rows[i]
+        if at < 0:
+            continue
+        key = keys[i]
+        if index.entries[2 * at] != key and index.entries[2 * at + 1] != EMPTY:
+            hashed = hash_key(key)
+            at = _probe(index, index.regions[np.int64(hashed >> SLOT_SHIFT) - index.first_slot], key, hashed)
+        rows[i] = index.entries[2 * at + 1]
 
-    `made` is how many rows were made by earlier calls for these `keys`;
-    `new_keys` receives the keys of the rows made, in the order of their numbers.
+
+@inline
+def has_room(index: Index, slot: Integer) -> bool:
+    """Whether a slot's region takes another entry, enlarged if need be; False where the entries do not suffice."""
+    packed = index.regions[slot]
+    if packed < 0:
+        return bool(_move(index, slot, UNIT_CLASS))
+    size_class = packed & _CLASS_MASK
+    if index.used[slot] < (_LEAST_FULL + slot % _SPREAD << size_class) >> 7:
+        return True
+    return bool(_move(index, slot, size_class + 1))
+
+
+@inline
+def settle(index: Index, slot: Integer, key: np.int64, row: Integer) -> None:
+    """Write an entry for a key that has none; its slot has room."""
+    packed = index.regions[slot]
+    _settle(index, packed >> _CLASS_BITS, (1 << (packed & _CLASS_MASK)) - 1, key, row)
+    index.used[slot] += 1
+
+
+@inline
+def _next_row(index: Index) -> Integer:
+    """A number for a new row."""
+    if index.pool[FREE] > 0:
+        index.pool[FREE] -= 1
+        row: Integer = index.free_rows[index.pool[FREE]]
+    else:
+        row = index.pool[ROWS]
+        index.pool[ROWS] += 1
+    return row
+
+
+@kernel(pair(i64), INDEX, reads(i64), i64, i64, writes(i64), writes(i64))
+def find_or_make(index: Index, keys: Keys, begin: int, made: int, rows: Rows, new: Integers) -> tuple[int, int]:
+    """Write the row of each key from `keys[begin]` on, giving a key without one a number that is free.
+
+    `made` is how many rows were made by earlier calls for these `keys`; `new` receives where in `keys` those stand for
+    which a row was made.
 
     Returns:
         How many keys are done in all (fewer than `keys` where the entries do not suffice: enlarge them and call again;
         NOT_OURS for a key of another pserver) and how many rows are made in all.
     """
     n = keys.size
-    total = np.sum(index.counts)
     for i in range(begin, min(begin + _AHEAD, n)):
-        _prefetch_entry(index, keys[i])
+        rows[i] = _home(index, hash_key(keys[i]))
+    moved = begin  # the homes of keys before it may be out of date
     for i in range(begin, n):
         if i + _AHEAD < n:
-            _prefetch_entry(index, keys[i + _AHEAD])
+            rows[i + _AHEAD] = _home(index, hash_key(keys[i + _AHEAD]))
         key = keys[i]
+        if i >= moved and rows[i] >= 0 and index.entries[2 * rows[i]] == key and index.entries[2 * rows[i] + 1] >= 0:
+            rows[i] = index.entries[2 * rows[i] + 1]
+            continue
         hashed = hash_key(key)
         slot = np.int64(hashed >> SLOT_SHIFT) - index.first_slot
         if slot < 0 or slot >= index.regions.size:
             return NOT_OURS, made
+        found: Integer = EMPTY
         at: Integer = -1
         if index.regions[slot] >= 0:
             at = _probe(index, index.regions[slot], key, hashed)
-            if index.entries[2 * at + 1] != EMPTY:
-                rows[i] = index.entries[2 * at + 1]
-                continue
-        room = 3 * (1 << (index.regions[slot] & _CLASS_MASK)) // 4 if index.regions[slot] >= 0 else 0
-        if index.counts[slot] >= room:
-            if not _enlarge(index, slot):
+            found = index.entries[2 * at + 1]
+        if found == EMPTY:
+            before = index.regions[slot]
+            if not has_room(index, slot):
                 return i, made
-            at = _probe(index, index.regions[slot], key, hashed)
-        index.entries[2 * at] = key
-        index.entries[2 * at + 1] = total
-        rows[i] = total
-        new_keys[made] = key
-        index.counts[slot] += 1
-        total += 1
-        made += 1
+            if index.regions[slot] != before:
+                moved = i + _AHEAD + 1
+                at = _probe(index, index.regions[slot], key, hashed)
+            index.used[slot] += 1
+        if found < 0:
+            found = _next_row(index)
+            index.counts[slot] += 1
+            index.entries[2 * at] = key
+            index.entries[2 * at + 1] = found
+            new[made] = i
+            made += 1
+        rows[i] = found
     return n, made
+
+
+@inline
+def entry_of(index: Index, key: np.int64) -> Integer:
+    """The entry of a key, of a candidate too, or -1."""
+    hashed = hash_key(key)
+    slot = np.int64(hashed >> SLOT_SHIFT) - index.first_slot
+    if slot < 0 or slot >= index.regions.size or index.regions[slot] < 0:
+        return -1
+    at = _probe(index, index.regions[slot], key, hashed)
+    return at if index.entries[2 * at + 1] != EMPTY else -1
+
+
+@inline
+def remove(index: Index, slot: Integer, at: Integer) -> None:
+    """Remove the entry `at` of a slot; its row's number is free then. Entries behind it move up."""
+    packed = index.regions[slot]
+    start, mask = packed >> _CLASS_BITS, (1 << (packed & _CLASS_MASK)) - 1
+    row = index.entries[2 * at + 1]
+    if row >= 0:
+        index.free_rows[index.pool[FREE]] = row
+        index.pool[FREE] += 1
+        index.counts[slot] -= 1
+    index.used[slot] -= 1
+    hole = at - start
+    to = (hole + 1) & mask
+    while index.entries[2 * (start + to) + 1] != EMPTY:
+        home = np.int64(hash_key(index.entries[2 * (start + to)])) & mask
+        if ((to - home) & mask) >= ((to - hole) & mask):
+            index.entries[2 * (start + hole)] = index.entries[2 * (start + to)]
+            index.entries[2 * (start + hole) + 1] = index.entries[2 * (start + to) + 1]
+            hole = to
+        to = (to + 1) & mask
+    index.entries[2 * (start + hole)] = 0
+    index.entries[2 * (start + hole) + 1] = EMPTY
+
+
+@inline
+def cut_down(index: Index, slot: Integer) -> None:
+    """Free a slot's region that has no entries, and replace one that could be a quarter as large, if there is room."""
+    packed = index.regions[slot]
+    if packed < 0:
+        return
+    size_class = packed & _CLASS_MASK
+    if index.used[slot] == 0:
+        index.regions[slot] = -1
+        _free(index, packed >> _CLASS_BITS, size_class)
+        return
+    fits: Integer = UNIT_CLASS
+    while 8 * index.used[slot] > 3 * (1 << fits):
+        fits += 1
+    if fits + 2 <= size_class:
+        _move(index, slot, fits)
+
+
+@kernel(i64, INDEX, reads(i64))
+def delete(index: Index, keys: Keys) -> int:
+    """Delete the entries of those keys that have one here; returns how many there were."""
+    deleted = 0
+    for i in range(keys.size):
+        at = entry_of(index, keys[i])
+        if at >= 0:
+            slot = np.int64(hash_key(keys[i]) >> SLOT_SHIFT) - index.first_slot
+            remove(index, slot, at)
+            cut_down(index, slot)
+            deleted += 1
+    return deleted
+
+
+@inline
+def span_of(index: Index, slot: Integer) -> tuple[Integer, Integer]:
+    """The first entry of a slot's region and the one after its last; nothing where it has no region."""
+    packed = index.regions[slot]
+    if packed < 0:
+        return 0, 0
+    start = packed >> _CLASS_BITS
+    return start, start + (1 << (packed & _CLASS_MASK))
 
 
 @kernel(void, INDEX, i64, i64, writes(i64), writes(i64), writes(i64))
 def collect(index: Index, begin: int, end: int, slots: Integers, keys: Keys, rows: Rows) -> None:
-    """List slot, key and row of all entries of the slots from `begin` up to `end`, slot by slot."""
+    """List slot, key and row of all rows of the slots from `begin` up to `end`, slot by slot."""
     count = 0
     for slot in range(begin, end):
-        if index.regions[slot] >= 0:
-            start = index.regions[slot] >> _CLASS_BITS
-            for at in range(start, start + (1 << (index.regions[slot] & _CLASS_MASK))):
-                if index.entries[2 * at + 1] != EMPTY:
-                    slots[count] = slot
-                    keys[count] = index.entries[2 * at]
-                    rows[count] = index.entries[2 * at + 1]
-                    count += 1
+        start, stop = span_of(index, slot)
+        for at in range(start, stop):
+            if index.entries[2 * at + 1] >= 0:
+                slots[count] = slot
+                keys[count] = index.entries[2 * at]
+                rows[count] = index.entries[2 * at + 1]
+                count += 1

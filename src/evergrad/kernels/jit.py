@@ -21,6 +21,9 @@ from numpy.typing import NDArray
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+_compile: Any = njit
+_COUNT_NO_REFERENCES = {"_nrt": False}
+
 f32 = types.float32
 f64 = types.float64
 i32 = types.int32
@@ -58,15 +61,32 @@ def record(named_tuple: type, *fields: Any) -> Any:
 def kernel(result: Any, *arguments: Any) -> Callable[[Function], Function]:
     """Compile a function for these types now, or load it from numba's cache.
 
-    Called with arrays of other types or layouts it raises TypeError.
+    Called with arrays of other types or layouts it raises TypeError. The function makes no array, and so no array's
+    references are counted: a slice in a loop would else count up and down with atomic operations, each of which waits
+    for all loads under way and undoes every prefetch.
     """
-    decorate: Any = njit(result(*arguments), nogil=True, cache=True, error_model="numpy")
+    return _compiled(result(*arguments), **_COUNT_NO_REFERENCES)
+
+
+def making_kernel(result: Any, *arguments: Any) -> Callable[[Function], Function]:
+    """As `kernel`, for a function that makes arrays. It should not slice arrays in its inner loops."""
+    return _compiled(result(*arguments))
+
+
+def _compiled(signature: Any, **options: bool) -> Callable[[Function], Function]:
+    decorate = _compile(signature, nogil=True, cache=True, error_model="numpy", **options)
     return cast(Callable[[Function], Function], decorate)
 
 
 def inline(function: Function) -> Function:
-    """A piece of kernels, compiled into each that calls it."""
-    decorate: Any = njit(nogil=True, error_model="numpy", forceinline=True)
+    """A piece of kernels, compiled into each that calls it. It makes and returns no array."""
+    decorate = _compile(nogil=True, error_model="numpy", forceinline=True, **_COUNT_NO_REFERENCES)
+    return cast(Function, decorate(function))
+
+
+def slicing(function: Function) -> Function:
+    """A piece of kernels that returns a slice of an array it is given."""
+    decorate = _compile(nogil=True, error_model="numpy", inline="always")
     return cast(Function, decorate(function))
 
 
@@ -79,8 +99,8 @@ def _prefetch(typing_context: Any, array: Any, index: Any) -> Any:
         word = ir.IntType(32)
         shape = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
         declare: Any = cgutils.get_or_insert_function
-        # for reading, to be kept in all caches, data
-        builder.call(declare(builder.module, shape, "llvm.prefetch.p0"), [address, word(0), word(3), word(1)])
+        # for reading, to be kept in all caches but the first, data
+        builder.call(declare(builder.module, shape, "llvm.prefetch.p0"), [address, word(0), word(2), word(1)])
         return context.get_dummy_value()
 
     return types.void(array, types.int64), generate
@@ -97,5 +117,9 @@ def _fused(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
 fused = cast(Callable[[Any, Any, Any], np.float32], _fused)
 """Inside kernels only: a * b + c of float32, rounded once; by the processor, or on one that cannot by the C library."""
 
-prefetch = cast(Callable[[NDArray[Any], int], None], _prefetch)
-"""Inside kernels only: start loading the cache line of `array[index]` of a 1-D array; any index is safe."""
+prefetch = cast(Callable[[NDArray[Any], int | np.int64], None], _prefetch)
+"""Inside kernels only: start loading the cache line of `array[index]` of a 1-D array; any index is safe.
+
+Into the second-level cache: the first has few places for lines on their way, which are then the limit, and it costs
+little to get a line from the second (measured in docs/design/0007-prefetch.md).
+"""

@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evergrad.kernels.arrays import Floats, Numbers
-from evergrad.kernels.jit import f32, f64, flag, i32, i64, kernel, reads, void, writes
+from evergrad.kernels.jit import f32, f64, flag, i32, i64, kernel, making_kernel, reads, void, writes
 
 
 def all_finite(array: Floats) -> bool:
@@ -12,7 +12,7 @@ def all_finite(array: Floats) -> bool:
     return bool(np.isfinite(array).all())
 
 
-@kernel(flag, reads(i64))
+@making_kernel(flag, reads(i64))
 def has_duplicates(rows: NDArray[np.int64]) -> bool:
     """Whether two numbers of zero or more are the same. Cost: one probe of a scratch table each."""
     size = 16

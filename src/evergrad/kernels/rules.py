@@ -12,10 +12,10 @@ import numpy as np
 
 from evergrad.kernels.arrays import Floats, Keys, Rows
 from evergrad.kernels.initial import FIRST, SCRATCH, First, Scratch, fill_row, write_tails
-from evergrad.kernels.jit import f32, f64, flag, fused, i64, inline, kernel, prefetch, reads, void, writes
+from evergrad.kernels.jit import f32, f64, flag, fused, i64, inline, kernel, prefetch, reads, slicing, void, writes
 from evergrad.kernels.spans import decayed, descend, descend_with_momentum, ftrl, ftrl_of_power
 
-_AHEAD = 12
+_AHEAD = 32
 _LINE = 16
 
 
@@ -34,7 +34,7 @@ def prefetch_ahead(arena: Floats, rows: Rows, i: int, stride: int) -> None:
         prefetch_span(arena, rows[i + _AHEAD] * stride, stride)
 
 
-@inline
+@slicing
 def part(arena: Floats, start: int, number: int, dim: int) -> Floats:
     """Slice `dim` elements of the row that begins at `start`: its value is part 0, then comes its state.
 
@@ -44,35 +44,14 @@ def part(arena: Floats, start: int, number: int, dim: int) -> Floats:
     return arena[begin : begin + dim]
 
 
-@kernel(void, reads(f32), i64, reads(i64), reads(i64), FIRST, SCRATCH, writes(f32, 2))
-def copy_rows(arena: Floats, stride: int, rows: Rows, keys: Keys, first: First, scratch: Scratch, out: Floats) -> None:
-    """Copy the values of `rows`; where the row is negative, the key's initial value."""
-    n, dim = out.shape
-    to_all, pending = out.reshape(-1), 0
-    for i in range(min(_AHEAD, n)):
-        if rows[i] >= 0:
-            prefetch_span(arena, rows[i] * stride, dim)
-    for i in range(n):
-        if i + _AHEAD < n and rows[i + _AHEAD] >= 0:
-            prefetch_span(arena, rows[i + _AHEAD] * stride, dim)
-        if rows[i] >= 0:
-            start = rows[i] * stride
-            value, to = arena[start : start + dim], out[i]
-            for c in range(dim):
-                to[c] = value[c]
-        else:
-            pending = fill_row(to_all, i * dim, dim, keys[i], first, scratch, pending)
-    write_tails(to_all, first, scratch, pending)
-
-
-@kernel(void, writes(f32), i64, i64, i64, reads(i64), FIRST, SCRATCH, f32)
+@kernel(void, writes(f32), i64, i64, reads(i64), reads(i64), FIRST, SCRATCH, f32)
 def make_rows(
-    arena: Floats, stride: int, dim: int, begin: int, keys: Keys, first: First, scratch: Scratch, state: float
+    arena: Floats, stride: int, dim: int, rows: Rows, keys: Keys, first: First, scratch: Scratch, state: float
 ) -> None:
-    """Write initial value and initial state of the rows `begin`, `begin + 1`, ... made for `keys`."""
+    """Write initial value and initial state of the `rows` made for `keys`."""
     pending = 0
     for i in range(keys.size):
-        start = (begin + i) * stride
+        start = rows[i] * stride
         pending = fill_row(arena, start, dim, keys[i], first, scratch, pending)
         arena[start + dim : start + stride] = state
     write_tails(arena, first, scratch, pending)

@@ -5,13 +5,13 @@ from numpy.typing import NDArray
 
 from evergrad.kernels.arrays import Floats, Integers
 from evergrad.kernels.hashing import sum_by_inverse
-from evergrad.kernels.jit import f32, f64, i64, kernel, reads, writes
+from evergrad.kernels.jit import f32, f64, i64, making_kernel, reads, writes
 
 IN_CACHE_BYTES = 1 << 19
 """Sums that take less are made in place: they stay in the cache of a core."""
 
 
-@kernel(writes(f32, 2), reads(i64), reads(f32, 2), writes(f64, 2))
+@making_kernel(writes(f32, 2), reads(i64), reads(f32, 2), writes(f64, 2))
 def _sum_in_place(row: Integers, grads: Floats, sums: NDArray[np.float64]) -> Floats:
     n, dim = grads.shape
     for i in range(n):

@@ -20,6 +20,7 @@ from evergrad.messages.members import (
 )
 from evergrad.messages.model import (
     DataSpec,
+    Evict,
     GroupKind,
     GroupSpec,
     ParameterSpec,
@@ -138,6 +139,7 @@ __all__ = [
     "EpochIs",
     "EvalDone",
     "EvalTask",
+    "Evict",
     "Exited",
     "Export",
     "ExportPart",

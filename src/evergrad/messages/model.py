@@ -13,14 +13,32 @@ OneOrMore = Annotated[int, msgspec.Meta(ge=1)]
 """Checked where a message arrives; what is divided by or allocated must not be nonsense."""
 
 
+class Evict(StrEnum):
+    """Which rows make room for others in a table with `max_rows`."""
+
+    RECENT = "recent"
+    """The least recently used."""
+    COUNT = "count"
+    """The least often used; among these the least recently used."""
+
+
 class TableSpec(msgspec.Struct, frozen=True):
-    """One embedding table. `unseen_zero`: in evaluation a key without a row reads zeros, not its initial value."""
+    """One embedding table. What the options of policy mean is written in `pserver/policy.py`."""
 
     name: str
     dim: OneOrMore
     rule: RuleSpec
     initializer: Initializer
     unseen_zero: bool = True
+    """In evaluation a key without a row reads zeros, not its initial value."""
+    min_count: int = 1
+    """A row is made in the update that is the `min_count`-th in which its key is met."""
+    ttl: int | None = None
+    """A row is evicted when not met for more than this many updates of the table."""
+    max_rows: int | None = None
+    """How many rows there are at most."""
+    evict: Evict = Evict.RECENT
+    """Which rows are evicted where there would be more than `max_rows`."""
 
 
 class GroupKind(StrEnum):

@@ -1,6 +1,7 @@
 """Arrays that grow without copying."""
 
 import mmap
+import os
 import sys
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
@@ -11,14 +12,16 @@ from numpy.typing import NDArray
 Scalar = TypeVar("Scalar", bound=np.generic)
 
 _HUGE_PAGE_BYTES = 2 << 20
+_MACHINE_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
 _NO_RESERVE = 0x4000 if sys.platform == "linux" else 0
 
 
 class Arena(Generic[Scalar]):
     """One flat array over private memory of the process; what is new in it is zero.
 
-    Address space is taken ahead of need and costs no memory until it is touched; more of it is taken by moving page
-    tables (`mremap`), not bytes.
+    Address space is taken ahead of need and costs no memory until it is touched: at first as much as the machine has
+    memory, so that growing does nothing at all. Where the system does not give that much, more of it is taken later by
+    moving page tables (`mremap`), not bytes.
     """
 
     def __init__(self, dtype: type[Scalar]) -> None:
@@ -33,12 +36,12 @@ class Arena(Generic[Scalar]):
         Raises:
             MemoryError: the system refuses.
         """
-        if count <= self.array.size:
-            return
         needed = count * self._dtype.itemsize
-        try:
-            self._resize(max(needed, 2 * self.array.nbytes))
-        except (OSError, MemoryError):
+        sizes = [size for size in (_MACHINE_BYTES, 2 * self.array.nbytes) if size > needed]
+        while count > self.array.size and sizes:
+            with suppress(MemoryError):
+                self._resize(sizes.pop(0))
+        if count > self.array.size:
             self._resize(needed)
 
     def _resize(self, size: int) -> None:

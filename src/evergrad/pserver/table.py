@@ -1,20 +1,32 @@
 """One embedding table's rows on one pserver."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from evergrad.errors import InvariantError
-from evergrad.kernels import index, rules
-from evergrad.kernels.hashing import unique
+from evergrad.kernels import gather, index, policy, rules
+from evergrad.kernels.arrays import Integers, Rows
+from evergrad.kernels.hashing import slots_of, unique
 from evergrad.kernels.initial import first_values, scratch_for, table_seed, zeros_of
 from evergrad.kernels.merge import add_rows, divide, has_duplicates
 from evergrad.messages import AnyArray, ExportPart, Floats, Keys, TableSpec
 from evergrad.pserver.arena import Arena
+from evergrad.pserver.policy import policy_of
 from evergrad.pserver.rules import apply_rows
 
 TablePart = tuple[Keys, Floats, int]
 """What one task contributes: keys, their gradients (n, dim), samples."""
+
+
+class MemoryUse(NamedTuple):
+    """Bytes of memory a table has touched, to the byte but for the rest of a page at the end of each array."""
+
+    rows: int
+    """Values and optimizer state, of deleted rows not made anew yet too."""
+    beyond: int
+    """Index, notes and numbers of deleted rows."""
 
 
 _NO_ENTRIES = np.empty(0, np.int64)
@@ -25,9 +37,10 @@ class Table:
     """The rows of the owned slots of one table.
 
     Invariants:
-        1. Row numbers are 0 .. len - 1 in the order in which rows were made; row r is `[value | state]` at
-           `r * stride` of the arena.
-        2. Values and the export depend on seed, table and updates only: not on the owned slots, nor on pulls.
+        1. Row r is `[value | state]` at `r * stride` of the arena, and its note at `2 * r` of the notes where the
+           policy has them. Numbers of deleted rows are given to the next rows made.
+        2. Which rows there are, their values and the export depend on seed, table and updates only: not on the owned
+           slots, on row numbers, nor on pulls.
     """
 
     def __init__(self, spec: TableSpec, seed: int, slots: range) -> None:
@@ -37,15 +50,17 @@ class Table:
         self._first, self._zeros = first_values(spec.initializer, spec.dim, number), zeros_of(number)
         self._scratch = scratch_for(spec.dim)
         self._stride = spec.rule.row_width(spec.dim)
+        self._policy = policy_of(spec)
         self._updates = 0
-        self._length = 0
         self._rows: Arena[np.float32] = Arena(np.float32)
         self._entries: Arena[np.int64] = Arena(np.int64)
         self._free_class: Arena[np.uint8] = Arena(np.uint8)
+        self._free_rows: Arena[np.int64] = Arena(np.int64)
+        self._notes: Arena[np.int32] = Arena(np.int32)
         self._index = index.empty_index(slots)
 
     def __len__(self) -> int:
-        return self._length
+        return int(self._index.pool[index.ROWS] - self._index.pool[index.FREE])
 
     def pull(self, keys: Keys, evaluating: bool) -> Floats:
         """Copy the rows of `keys`; changes nothing.
@@ -60,25 +75,41 @@ class Table:
         """
         rows = index.find(self._index, keys)
         out = np.empty((keys.size, self._spec.dim), np.float32)
-        first = self._zeros if evaluating and self._spec.unseen_zero else self._first
-        rules.copy_rows(self._rows.array, self._stride, rows, keys, first, self._scratch, out)
+        if gather.copy_rows(self._rows.array, self._stride, rows, out):
+            first = self._zeros if evaluating and self._spec.unseen_zero else self._first
+            gather.fill_missing(rows, keys, first, self._scratch, out)
         return out
 
+    def memory(self) -> MemoryUse:
+        """What the table takes."""
+        at = self._index
+        made, free = int(at.pool[index.ROWS]), int(at.pool[index.FREE])
+        entries = int(at.pool[index.TOP])
+        directory = at.regions.nbytes + at.counts.nbytes + at.used.nbytes + at.pool.nbytes
+        notes = 8 * made if self._policy.has_notes else 0
+        beyond = 16 * entries + entries // index.UNIT + directory + notes + 8 * free
+        return MemoryUse(4 * self._stride * made, beyond)
+
     def update(self, parts: Sequence[TablePart], total: int, lr: float) -> None:
-        """Make the rows that are new and apply the rule once to each key, with its mean gradient.
+        """Decide which rows there are, make those that are new and apply the rule once to each, with its mean gradient.
 
         A key's gradient is the sum of samples * gradient over the parts, taken in order in float64, divided by `total`
         and rounded once; for one part of `total` samples that is its gradient itself. A key that stands twice in a
-        part has its gradients summed. One call is one update of the table, also without keys.
+        part has its gradients summed. One call is one update of the table and one step of its policy, also without
+        keys.
 
         Args:
             parts: in task order; keys all owned by this pserver.
             total: samples of the whole step, those of tasks without keys here too.
             lr: the step's learning rate.
 
-        Cost: n probes, n rows read and written; several parts take n * dim * 8 bytes of scratch.
+        Cost: n probes, n rows read and written; several parts take n * dim * 8 bytes of scratch. With a policy also
+            what `pserver/policy.py` says.
         """
         self._updates += 1
+        if not self._policy.is_none:
+            self._update_by_policy(parts, total, lr)
+            return
         if len(parts) == 1 and parts[0][2] == total:
             keys, grads, _ = parts[0]
             rows = self._rows_of(keys)
@@ -88,6 +119,17 @@ class Table:
         keys, grads = _mean(parts, total, self._spec.dim)
         rows = self._rows_of(keys)
         apply_rows(self._spec.rule, self._rows.array, rows, grads, lr, self._updates)
+
+    def evict(self, keys: Keys) -> int:
+        """Delete the rows of those keys that have one, and forget those that are candidates; returns how many rows.
+
+        Args:
+            keys: shape (n,); duplicates and keys of other pservers are allowed.
+        """
+        before = len(self)
+        self._make_room_for_free_rows()
+        index.delete(self._index, keys)
+        return before - len(self)
 
     def export(self, part: ExportPart, slot: int, limit: int) -> tuple[AnyArray, int | None]:
         """Keys, or values without state, sorted by (slot, key), of whole slots from `slot` on.
@@ -109,7 +151,7 @@ class Table:
         if part is ExportPart.KEYS:
             return keys, following
         out = np.empty((rows.size, self._spec.dim), np.float32)
-        rules.copy_rows(self._rows.array, self._stride, rows, keys, self._zeros, self._scratch, out)
+        gather.copy_rows(self._rows.array, self._stride, rows, out)
         return out, following
 
     def _sorted_entries(self, begin: int, end: int) -> tuple[Keys, Keys]:
@@ -119,19 +161,85 @@ class Table:
         order = np.lexsort((keys, slots))
         return keys[order], rows[order]
 
+    def _update_by_policy(self, parts: Sequence[TablePart], total: int, lr: float) -> None:
+        keys, grads = _once_each(parts, total, self._spec.dim)
+        if not policy.are_owned(self._index, keys):
+            raise self._not_ours()
+        self._expire()
+        rows = index.find(self._index, keys)
+        policy.meet(
+            self._index, self._notes.array, keys, self._updates, self._policy.min_count, self._policy.has_notes, rows
+        )
+        wanted = np.flatnonzero(rows == policy.WANTED)
+        if wanted.size:
+            self._make_wanted(wanted, keys, rows)
+        self._make_candidates(keys[rows == policy.CANDIDATE])
+        if rows.size and rows.min() < 0:
+            grads, rows = grads[rows >= 0], rows[rows >= 0]
+        apply_rows(self._spec.rule, self._rows.array, rows, grads, lr, self._updates)
+
+    def _expire(self) -> None:
+        rule = self._policy
+        if rule.period:
+            self._make_room_for_free_rows()
+            most = int(self._index.used.max(initial=0))
+            policy.expire(
+                self._index, self._notes.array, self._updates, rule.period, rule.ttl, rule.candidate_ttl,
+                most, np.empty(most, np.int64),
+            )  # fmt: skip
+
+    def _make_wanted(self, wanted: Integers, keys: Keys, rows: Rows) -> None:
+        """Make rows for the wanted of `keys`, which `wanted` counts up, as far as there is room; fill in `rows`."""
+        rule = self._policy
+        if rule.max_rows:
+            self._make_room_for_free_rows()
+            wanted = wanted[np.lexsort((keys[wanted], slots_of(keys[wanted])))]
+            is_kept = np.empty(wanted.size, np.bool_)
+            scratch = np.empty(3 * (wanted.size + 1), np.int64)
+            policy.make_room(
+                self._index,
+                self._notes.array,
+                keys[wanted],
+                rule.max_rows,
+                self._updates,
+                rule.by_count,
+                scratch,
+                is_kept,
+            )
+            wanted = wanted[is_kept]
+        made = self._rows_of(keys[wanted])
+        rows[wanted] = made
+        if rule.has_notes:
+            self._notes.reserve(2 * int(self._index.pool[index.ROWS]))
+            policy.note_made(self._notes.array, made, self._updates, rule.min_count)
+
+    def _make_candidates(self, keys: Keys) -> None:
+        done = policy.make_candidates(self._index, keys, 0, self._updates)
+        while done < keys.size:
+            self._enlarge_index()
+            done = policy.make_candidates(self._index, keys, done, self._updates)
+
+    def _make_room_for_free_rows(self) -> None:
+        self._index = self._index._replace(free_rows=_NO_ENTRIES)
+        self._free_rows.reserve(int(self._index.pool[index.ROWS]))
+        self._index = self._index._replace(free_rows=self._free_rows.array)
+
+    def _not_ours(self) -> InvariantError:
+        return InvariantError(f"table {self._spec.name!r}: a key of another pserver's slots was pushed here")
+
     def _rows_of(self, keys: Keys) -> Keys:
         """The rows of `keys`, made where they are new."""
-        rows = np.empty(keys.size, np.int64)
-        new_keys = np.empty(keys.size, np.int64)
+        rows, new = np.empty(keys.size, np.int64), np.empty(keys.size, np.int64)
         done = made = 0
         while True:
-            done, made = index.find_or_make(self._index, keys, done, made, rows, new_keys)
+            done, made = index.find_or_make(self._index, keys, done, made, rows, new)
             if done == keys.size:
                 break
             if done == index.NOT_OURS:
-                raise InvariantError(f"table {self._spec.name!r}: a key of another pserver's slots was pushed here")
+                raise self._not_ours()
             self._enlarge_index()
-        self._make_rows(new_keys[:made])
+        if made:
+            self._make_rows(rows[new[:made]], keys[new[:made]])
         return rows
 
     def _enlarge_index(self) -> None:
@@ -141,13 +249,19 @@ class Table:
         self._free_class.reserve(self._entries.array.size // (2 * index.UNIT))
         self._index = self._index._replace(entries=self._entries.array, free_class=self._free_class.array)
 
-    def _make_rows(self, keys: Keys) -> None:
-        self._rows.reserve((self._length + keys.size) * self._stride)
+    def _make_rows(self, rows: Rows, keys: Keys) -> None:
+        self._rows.reserve(int(self._index.pool[index.ROWS]) * self._stride)
         rules.make_rows(
-            self._rows.array, self._stride, self._spec.dim, self._length, keys,
+            self._rows.array, self._stride, self._spec.dim, rows, keys,
             self._first, self._scratch, self._spec.rule.initial_state,
         )  # fmt: skip
-        self._length += keys.size
+
+
+def _once_each(parts: Sequence[TablePart], total: int, dim: int) -> tuple[Keys, Floats]:
+    """The same as `_mean`, without copying where the parts are that already."""
+    if len(parts) == 1 and parts[0][2] == total and unique(parts[0][0])[0].size == parts[0][0].size:
+        return parts[0][0], parts[0][1]
+    return _mean(parts, total, dim)
 
 
 def _mean(parts: Sequence[TablePart], total: int, dim: int) -> tuple[Keys, Floats]:
