@@ -14,24 +14,28 @@ if TYPE_CHECKING:
     from evergrad.ids import hash_ids
     from evergrad.job import Job, init
     from evergrad.nn import Embedding, EmbeddingBag
-    from evergrad.optim import SGD, Adagrad, Adam
+    from evergrad.optim import FTRL, SGD, Adagrad, Adam, AdamW, RowWiseAdagrad
     from evergrad.serving import load_model
     from evergrad.update import Async, Sync
 
 _HOME = {
     "init": "job", "Job": "job", "Embedding": "nn", "EmbeddingBag": "nn", "load_model": "serving", "hash_ids": "ids",
-    "SGD": "optim", "Adagrad": "optim", "Adam": "optim", "Sync": "update", "Async": "update",
+    "SGD": "optim", "Adagrad": "optim", "RowWiseAdagrad": "optim", "Adam": "optim", "AdamW": "optim", "FTRL": "optim",
+    "Sync": "update", "Async": "update",
 }  # fmt: skip
 _MODULES = ("data", "errors", "init_rows", "metrics")
 
 __all__ = [
+    "FTRL",
     "SGD",
     "Adagrad",
     "Adam",
+    "AdamW",
     "Async",
     "Embedding",
     "EmbeddingBag",
     "Job",
+    "RowWiseAdagrad",
     "Sync",
     "data",
     "errors",

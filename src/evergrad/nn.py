@@ -14,6 +14,7 @@ from evergrad.errors import ConfigError
 from evergrad.init_rows import Initializer
 from evergrad.lookup import gather, pool
 from evergrad.messages import Evict
+from evergrad.optim import Rule, checked_rule
 
 UNSEEN = ("zeros", "initializer")
 MODES = ("sum", "mean")
@@ -54,6 +55,7 @@ class Table(nn.Module):
         feature: str | None = None,
         padding_idx: int | None = None,
         unseen: str = "zeros",
+        optimizer: Rule | None = None,
         min_count: int = 1,
         ttl: int | None = None,
         max_rows: int | None = None,
@@ -79,6 +81,7 @@ class Table(nn.Module):
         self.feature = name if feature is None else feature
         self.padding_idx = padding_idx
         self.unseen = unseen
+        self.optimizer = None if optimizer is None else checked_rule(f"optimizer= of table {name!r}", optimizer)
         self.min_count, self.ttl, self.max_rows, self.evict = min_count, ttl, max_rows, Evict(evict)
         self.source: RowSource | None = None
 
@@ -132,6 +135,7 @@ class Embedding(Table):
         feature: the entry of a batch whose ids are pulled ahead; the table's name if not given.
         padding_idx: an id that reads as zeros and is never trained; no row is made for it.
         unseen: what an id without a row reads in evaluation and in a loaded model: "zeros" or "initializer".
+        optimizer: the table's own rule, which goes before `sparse=` of `job.optimizer`.
         min_count: an id gets a row in the step that is the `min_count`-th in which it is trained; before, it reads as
             its first value and is not trained.
         ttl: a row that was not trained for this many steps of the table is evicted, soon after; its id starts anew.
@@ -157,6 +161,7 @@ class EmbeddingBag(Table):
         feature: as in `Embedding`; the entry is a tensor of ids or a tuple that begins with one.
         padding_idx: an id left out of its bag, and out of the mean's count.
         unseen: as in `Embedding`.
+        optimizer: as in `Embedding`.
         min_count, ttl, max_rows, evict: as in `Embedding`.
     """
 
@@ -171,13 +176,14 @@ class EmbeddingBag(Table):
         feature: str | None = None,
         padding_idx: int | None = None,
         unseen: str = "zeros",
+        optimizer: Rule | None = None,
         min_count: int = 1,
         ttl: int | None = None,
         max_rows: int | None = None,
         evict: str = "recent",
     ) -> None:
         super().__init__(
-            name, dim, init=init, feature=feature, padding_idx=padding_idx, unseen=unseen,
+            name, dim, init=init, feature=feature, padding_idx=padding_idx, unseen=unseen, optimizer=optimizer,
             min_count=min_count, ttl=ttl, max_rows=max_rows, evict=evict,
         )  # fmt: skip
         if mode not in MODES:

@@ -1,12 +1,23 @@
 """First values of rows: what they depend on, and how well they follow their distributions."""
 
+from math import erfc, sqrt
 from statistics import NormalDist
 
 import numpy as np
 import pytest
+import torch
 
 from evergrad import init_rows
-from evergrad.kernels.initial import MIDDLE, initial_rows, log_of, middle_quantile, table_seed, tail_quantile
+from evergrad.errors import ConfigError
+from evergrad.kernels.initial import (
+    MIDDLE,
+    initial_rows,
+    log_of,
+    middle_quantile,
+    probability_below,
+    table_seed,
+    tail_quantile,
+)
 
 SEED = table_seed(0, "user")
 NORMAL = NormalDist()
@@ -27,7 +38,11 @@ def test_zeros_and_constant():
     assert (initial_rows(keys, 4, init_rows.constant(0.1), SEED) == np.float32(0.1)).all()
 
 
-@pytest.mark.parametrize("initializer", [init_rows.uniform(), init_rows.normal()], ids=repr)
+@pytest.mark.parametrize(
+    "initializer",
+    [init_rows.uniform(), init_rows.normal(), init_rows.truncated_normal(0.5, 2.0, -1.0, 4.0)],
+    ids=repr,
+)
 def test_a_row_does_not_depend_on_its_batch_nor_a_column_on_the_width(initializer):
     keys = np.random.default_rng(0).integers(-(2**63), 2**63 - 1, 100)
     together = initial_rows(keys, 40, initializer, SEED)
@@ -72,6 +87,84 @@ def test_uniform_rows_are_uniform_and_stay_below_their_upper_end():
     narrow = initial_rows(np.arange(20_000), 8, init_rows.uniform(1.0, 1.0000002), SEED)
     assert set(np.unique(narrow)) == {np.float32(1.0), np.float32(1.0000001)}
     assert (initial_rows(np.arange(9), 2, init_rows.uniform(0.3, 0.3), SEED) == np.float32(0.3)).all()
+
+
+def below(x):
+    """The standard normal distribution, exact far below zero too."""
+    return 0.5 * erfc(-x / sqrt(2))
+
+
+def truncated_cdf(mean, std, a, b):
+    at = [below((x - mean) / std) for x in (a, b)]
+    return lambda x: (below((x - mean) / std) - at[0]) / (at[1] - at[0])
+
+
+def uniform_cdf(low, high):
+    return lambda x: (x - low) / (high - low)
+
+
+@pytest.mark.parametrize(
+    ("mean", "std", "a", "b"),
+    [(0.0, 1.0, -2.0, 2.0), (0.5, 0.3, 0.0, 1.0), (0.0, 1.0, -9.0, 0.5), (0.0, 1.0, -1.0, 50.0), (2.0, 1.0, 2.0, 2.1)],
+)
+def test_truncated_normal_rows_are_normal_between_their_ends(mean, std, a, b):
+    rows = initial_rows(np.arange(20_000), 8, init_rows.truncated_normal(mean, std, a, b), SEED)
+    assert rows.min() >= np.float32(a)
+    assert rows.max() <= np.float32(b)
+    assert ks_distance(rows, truncated_cdf(mean, std, a, b)) < 1.95
+    theirs = torch.nn.init.trunc_normal_(torch.empty(160_000), mean, std, a, b, torch.Generator().manual_seed(1))
+    spread = rows.std() / np.sqrt(80_000)
+    assert abs(rows.mean(dtype=np.float64) - theirs.double().mean().item()) < 4 * spread + 1e-6
+    assert rows.std(dtype=np.float64) == pytest.approx(theirs.double().std().item(), rel=0.02)
+
+
+def test_far_tails_are_truncated_exactly_too():
+    for sign in (-1, 1):
+        a, b = sorted((sign * 5.0, sign * 6.0))
+        rows = initial_rows(np.arange(5_000), 4, init_rows.truncated_normal(0.0, 1.0, a, b), SEED)
+        assert rows.min() >= a
+        assert rows.max() <= b
+        assert ks_distance(-np.abs(rows), truncated_cdf(0.0, 1.0, -6.0, -5.0)) < 1.95
+
+
+def test_xavier_scales_with_the_length_of_a_row():
+    for dim in (1, 8, 63):
+        keys = np.arange(160_000 // dim)
+        bound = 2.0 * np.sqrt(6 / (1 + dim))
+        uniform = initial_rows(keys, dim, init_rows.xavier_uniform(gain=2.0), SEED)
+        assert ks_distance(uniform, uniform_cdf(-bound, bound)) < 1.95
+        assert (uniform == initial_rows(keys, dim, init_rows.uniform(-bound, bound), SEED)).all()
+        std = np.sqrt(2 / (1 + dim))
+        normal = initial_rows(keys, dim, init_rows.xavier_normal(), SEED)
+        assert ks_distance(normal / std, NORMAL.cdf) < 1.95
+
+
+def test_many_rows_with_all_their_tails_are_what_each_is_alone():
+    keys = np.random.default_rng(1).integers(-(2**63), 2**63 - 1, 3000)
+    for dim in (1, 7, 700):
+        together = initial_rows(keys[: 9000 // dim], dim, init_rows.normal(), SEED)
+        alone = [initial_rows(keys[i : i + 1], dim, init_rows.normal(), SEED) for i in range(len(together))]
+        assert together.tobytes() == np.concatenate(alone).tobytes()
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: init_rows.truncated_normal(std=0.0), "std=0.0; give a number above zero"),
+        (lambda: init_rows.truncated_normal(a=1.0, b=1.0), "a=1.0 is not below b=1.0"),
+        (lambda: init_rows.truncated_normal(0.0, 0.1, 5.0, 6.0), "begins 50.0 standard deviations from the mean"),
+        (lambda: init_rows.truncated_normal(b=float("inf")), "not a finite number"),
+        (lambda: init_rows.xavier_uniform(-1.0), "gain=-1.0 is negative"),
+    ],
+)
+def test_an_initializer_that_cannot_work_is_refused(make, says):
+    with pytest.raises(ConfigError, match=says):
+        make()
+
+
+def test_the_probability_is_the_inverse_of_the_quantile():
+    for x in np.linspace(-8.0, 8.0, 81):
+        assert probability_below(x) == pytest.approx(below(x), rel=2e-7)
 
 
 def test_the_normal_quantile_is_right_far_into_its_tails():

@@ -2,11 +2,20 @@ import numpy as np
 import pytest
 
 from evergrad.messages import GroupKind, GroupSpec, ParameterSpec
-from evergrad.optim import SGD, Adagrad, Adam
+from evergrad.optim import FTRL, SGD, Adagrad, Adam, AdamW
 from evergrad.placement import span_owned
 from evergrad.pserver.dense import DenseGroup
 
 SIZES = (7, 1, 12, 3)
+EVERY_RULE = [
+    SGD(),
+    SGD(momentum=0.9, dampening=0.5, weight_decay=0.1),
+    Adagrad(lr_decay=0.1, initial_accumulator_value=0.1),
+    Adam(),
+    AdamW(weight_decay=0.1),
+    FTRL(l1=0.1),
+    FTRL(l1=0.1, lr_power=-0.6),
+]
 
 
 def group_spec(kind=GroupKind.TRAINED, rule=None):
@@ -52,7 +61,7 @@ def test_a_task_without_a_gradient_counts_as_zero_in_the_mean():
     assert (group.values[8:20] == moved[8:20].astype(np.float32)).all()
 
 
-@pytest.mark.parametrize("rule", [SGD(), Adagrad(), Adam()])
+@pytest.mark.parametrize("rule", EVERY_RULE, ids=repr)
 def test_a_parameter_no_task_has_is_left_alone_with_its_state_and_its_count(rule):
     spec = group_spec(rule=rule)
     skipped, alone = whole(spec), whole(spec)
@@ -127,7 +136,7 @@ def test_what_was_set_may_be_changed_by_its_owner():
     assert (group.values == 1).all()
 
 
-@pytest.mark.parametrize("rule", [SGD(), Adagrad(initial_accumulator_value=0.1), Adam()])
+@pytest.mark.parametrize("rule", EVERY_RULE, ids=repr)
 @pytest.mark.parametrize("places", [2, 3, 5, 40])
 def test_a_group_cut_over_pservers_has_the_same_bits(rule, places):
     spec = group_spec(rule=rule)

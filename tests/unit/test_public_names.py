@@ -10,7 +10,7 @@ import pytest
 import evergrad as eg
 
 NAMES = (
-    *("SGD", "Adagrad", "Adam", "Async", "Embedding", "EmbeddingBag", "Job", "Sync"),
+    *("SGD", "RowWiseAdagrad", "AdamW", "FTRL", "Adagrad", "Adam", "Async", "Embedding", "EmbeddingBag", "Job", "Sync"),
     *("data", "errors", "hash_ids", "init", "init_rows", "load_model", "metrics"),
 )
 

@@ -8,11 +8,21 @@ from evergrad.errors import InvariantError
 from evergrad.kernels.hashing import slots_of
 from evergrad.kernels.initial import initial_rows, table_seed
 from evergrad.messages import ExportPart, TableSpec
-from evergrad.optim import SGD, Adagrad, Adam
+from evergrad.optim import FTRL, SGD, Adagrad, Adam, AdamW, RowWiseAdagrad
 from evergrad.placement import SLOTS, slots_owned
 from evergrad.pserver.table import Table
 
 ALL = range(SLOTS)
+EVERY_RULE = [
+    SGD(),
+    SGD(momentum=0.9, dampening=0.5, weight_decay=0.1),
+    Adagrad(lr_decay=0.1, initial_accumulator_value=0.5),
+    RowWiseAdagrad(weight_decay=0.1),
+    Adam(),
+    AdamW(weight_decay=0.1),
+    FTRL(l1=0.1),
+    FTRL(l1=0.1, lr_power=-0.6),
+]
 ANY_KEY = st.one_of(
     st.integers(-(2**63), 2**63 - 1), st.integers(-20, 20), st.sampled_from([-(2**63), 2**63 - 1, -1, 0])
 )
@@ -78,7 +88,7 @@ def test_a_pulled_array_is_a_fresh_one():
     assert (table.pull(ids(1), False) == kept).all()
 
 
-@pytest.mark.parametrize("rule", [SGD(), Adagrad(initial_accumulator_value=0.5), Adam()])
+@pytest.mark.parametrize("rule", EVERY_RULE, ids=repr)
 def test_the_mean_over_parts_is_taken_in_task_order_in_float64_and_rounded_once(rule):
     a, b = ids(1, 2, 3), ids(3, 4, 1)
     ga, gb = random_grads(a, seed=1), random_grads(b, seed=2)
@@ -151,10 +161,11 @@ def test_rows_survive_growth_in_many_slots_and_in_few(slots):
     assert (np.sort(exported(table, ExportPart.KEYS, slots)) == np.sort(keys)).all()
 
 
-def test_the_bits_do_not_depend_on_order_of_arrival_nor_on_the_number_of_pservers():
+@pytest.mark.parametrize("rule", EVERY_RULE, ids=repr)
+def test_the_bits_do_not_depend_on_order_of_arrival_nor_on_the_number_of_pservers(rule):
     keys = random_keys(2000)
     grads = random_grads(keys)
-    whole = Table(table_spec(Adam()), 0, ALL)
+    whole = Table(table_spec(rule), 0, ALL)
     shuffled = np.random.default_rng(9).permutation(keys.size)
     for _ in range(3):
         whole.update([(keys[shuffled], grads[shuffled], 2)], 2, 0.1)
@@ -162,7 +173,7 @@ def test_the_bits_do_not_depend_on_order_of_arrival_nor_on_the_number_of_pserver
     for place in range(3):
         owned = slots_owned(place, 3)
         here = np.isin(slots_of(keys), np.arange(owned.start, owned.stop))
-        part = Table(table_spec(Adam()), 0, owned)
+        part = Table(table_spec(rule), 0, owned)
         for _ in range(3):
             part.update([(keys[here], grads[here], 2)], 2, 0.1)
         pieces.append([exported(part, p, owned) for p in ExportPart])

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from evergrad.errors import ConfigError
 from evergrad.job.alignment import aligned
-from evergrad.job.dense import NotFinite, Rules, check_rules, fits, groups_of
+from evergrad.job.dense import NotFinite, Rules, check_rules, fits, groups_of, patterns_of
 from evergrad.job.optimizer import JobOptimizer
 from evergrad.job.rows import BatchRows
 from evergrad.kernels.half import decoded, encoded
@@ -204,20 +204,34 @@ def _align(model: nn.Module) -> None:
 
 
 def _table_rules(modules: Sequence[Table], rules: Rules | None) -> dict[str, Rule]:
-    if rules is None and modules:
+    """The rule of each table: its own `optimizer`, or else the first of `sparse=` that fits."""
+    own = _own_rules(modules)
+    names = list(dict.fromkeys(m.table for m in modules))
+    if rules is None and len(own) < len(names):
+        lacks = next(name for name in names if name not in own)
         raise ConfigError(
-            f"table {modules[0].table!r} has no rule; give job.optimizer a sparse= rule, as eg.Adagrad(lr=0.05)"
+            f"table {lacks!r} has no rule; give job.optimizer a sparse= rule, as eg.Adagrad(lr=0.05), or the table an"
+            " optimizer="
         )
-    patterns = dict(rules) if isinstance(rules, Mapping) else {"*": rules} if rules is not None else {}
-    names = {m.table: None for m in modules}
-    found = {name: next((p for p in patterns if fits(name, p)), None) for name in names}
+    patterns = patterns_of(rules)
+    found = {name: next((p for p in patterns if fits(name, p)), None) for name in names if name not in own}
     for name, pattern in found.items():
         if pattern is None:
             raise ConfigError(f"table {name!r} fits no name or pattern of sparse=; add one for it, or '*' at the end")
     unknown = [p for p in patterns if isinstance(rules, Mapping) and not any(fits(name, p) for name in names)]
     if unknown:
         raise ConfigError(f"sparse= has a rule for {unknown[0]!r}; the model's tables are {', '.join(names) or 'none'}")
-    return {name: patterns[pattern] for name, pattern in found.items() if pattern is not None}
+    return own | {name: patterns[pattern] for name, pattern in found.items() if pattern is not None}
+
+
+def _own_rules(modules: Sequence[Table]) -> dict[str, Rule]:
+    own: dict[str, Rule] = {}
+    for m in modules:
+        if m.optimizer is not None and own.setdefault(m.table, m.optimizer) != m.optimizer:
+            raise ConfigError(
+                f"two modules share table {m.table!r} but not its optimizer; give both the same, or one of them none"
+            )
+    return own
 
 
 def _table_specs(modules: Sequence[Table], rules: Mapping[str, Rule]) -> tuple[TableSpec, ...]:

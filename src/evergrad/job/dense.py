@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from evergrad.errors import ConfigError
 from evergrad.messages import AnyArray, Flags, GroupKind, GroupSpec, ParameterSpec
-from evergrad.optim import Rule
+from evergrad.optim import RowWiseAdagrad, Rule, checked_rule
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
@@ -116,18 +116,30 @@ def groups_of(model: nn.Module, rules: Rules | None) -> list[Group]:
     return groups + [Group(kind, None, named) for kind, named in others if named]
 
 
+def patterns_of(rules: Rules | None) -> dict[str, Rule]:
+    """Rules by pattern, in the order in which they are tried; one rule alone fits everything."""
+    if rules is None:
+        return {}
+    return dict(rules) if isinstance(rules, Mapping) else {"*": rules}
+
+
 def _by_rule(named: list[tuple[str, nn.Parameter]], rules: Rules | None) -> list[tuple[Rule, list[tuple[str, Tensor]]]]:
     if rules is None and named:
         raise ConfigError(
             f"parameter {named[0][0]!r} has no rule; give job.optimizer a dense= rule, as eg.Adam(lr=1e-3)"
         )
-    patterns = dict(rules) if isinstance(rules, Mapping) else {"*": rules} if rules is not None else {}
+    patterns = patterns_of(rules)
     by_pattern: dict[str, list[tuple[str, Tensor]]] = {pattern: [] for pattern in patterns}
     for name, parameter in named:
         fitting = next((pattern for pattern in patterns if fits(name, pattern)), None)
         if fitting is None:
             raise ConfigError(
                 f"parameter {name!r} fits none of the patterns of dense=; add one for it, or '*' at the end"
+            )
+        if isinstance(patterns[fitting], RowWiseAdagrad):
+            raise ConfigError(
+                f"parameter {name!r} is given RowWiseAdagrad by dense=, which keeps one number for each row of a table;"
+                " use eg.Adagrad for parameters"
             )
         by_pattern[fitting].append((name, parameter))
     empty = [pattern for pattern, fit in by_pattern.items() if not fit and isinstance(rules, Mapping)]
@@ -142,10 +154,11 @@ def check_rules(argument: str, rules: object) -> None:
     Raises:
         ConfigError: says which rules there are.
     """
-    for rule in rules.values() if isinstance(rules, Mapping) else [rules]:
-        if not isinstance(rule, Rule) and (rule is not None or isinstance(rules, Mapping)):
-            what = rule.__name__ if isinstance(rule, type) else type(rule).__name__
-            raise ConfigError(f"{argument}= is no rule but {what}; give eg.SGD(...), eg.Adagrad(...) or eg.Adam(...)")
+    if isinstance(rules, Mapping):
+        for rule in rules.values():
+            checked_rule(f"{argument}=", rule)
+    elif rules is not None:
+        checked_rule(f"{argument}=", rules)
 
 
 def fits(name: str, pattern: str) -> bool:

@@ -144,7 +144,7 @@ class Job:
         Args:
             model: any torch model; its `eg.Embedding` and `eg.EmbeddingBag` modules are the tables.
             dense: the rule for parameters, or rules by pattern of parameter names (the first that fits counts).
-            sparse: the rule for tables, or rules by table name or pattern.
+            sparse: the rule for tables, or rules by table name or pattern; a table's own `optimizer=` goes before it.
 
         Raises:
             ConfigError: a parameter or table without a rule, or the other trainers have another model.

@@ -1,10 +1,8 @@
 """Rows out of an arena: those that exist copied, those that do not from their keys."""
 
-import numpy as np
-
 from evergrad.kernels.arrays import Floats, Keys, Rows
-from evergrad.kernels.initial import fill_row
-from evergrad.kernels.jit import f32, f64, i64, kernel, prefetch, reads, u64, void, writes
+from evergrad.kernels.initial import FIRST, SCRATCH, First, Scratch, fill_row, write_tails
+from evergrad.kernels.jit import f32, i64, kernel, prefetch, reads, void, writes
 
 _AHEAD = 48
 _LINE = 16
@@ -33,9 +31,12 @@ def copy_rows(arena: Floats, stride: int, rows: Rows, out: Floats) -> int:
     return missing
 
 
-@kernel(void, reads(i64), reads(i64), i64, f64, f64, u64, writes(f32, 2))
-def fill_missing(rows: Rows, keys: Keys, kind: int, a: float, b: float, seed: np.uint64, out: Floats) -> None:
+@kernel(void, reads(i64), reads(i64), FIRST, SCRATCH, writes(f32, 2))
+def fill_missing(rows: Rows, keys: Keys, first: First, scratch: Scratch, out: Floats) -> None:
     """Write the initial values of the keys whose row is negative."""
+    dim = out.shape[1]
+    flat, pending = out.reshape(-1), 0
     for i in range(keys.size):
         if rows[i] < 0:
-            fill_row(out[i], keys[i], kind, a, b, seed)
+            pending = fill_row(flat, i * dim, dim, keys[i], first, scratch, pending)
+    write_tails(flat, first, scratch, pending)

@@ -2,7 +2,8 @@
 
 Every kernel has one signature, so nothing is ever compiled in the middle of a job. Arrays that a kernel only reads are
 declared read-only and unaligned (`reads`): both what numpy makes and what lies in a network buffer fit.
-Kernels compute with + - * / and sqrt without fast-math, so each result is correctly rounded, however it is vectorized.
+Kernels compute with + - * / sqrt and `fused` without fast-math, so each result is correctly rounded, however it is
+vectorized.
 
 After a change to a function made by `inline`, delete the compiled files of the modules that call it
 (`__pycache__/*.nb?`): numba notices changes of a kernel's own file only.
@@ -79,7 +80,7 @@ def _compiled(signature: Any, **options: bool) -> Callable[[Function], Function]
 
 def inline(function: Function) -> Function:
     """A piece of kernels, compiled into each that calls it. It makes and returns no array."""
-    decorate = _compile(nogil=True, error_model="numpy", **_COUNT_NO_REFERENCES)
+    decorate = _compile(nogil=True, error_model="numpy", forceinline=True, **_COUNT_NO_REFERENCES)
     return cast(Function, decorate(function))
 
 
@@ -104,6 +105,17 @@ def _prefetch(typing_context: Any, array: Any, index: Any) -> Any:
 
     return types.void(array, types.int64), generate
 
+
+@intrinsic
+def _fused(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.fma(*arguments)
+
+    return f32(f32, f32, f32), generate
+
+
+fused = cast(Callable[[Any, Any, Any], np.float32], _fused)
+"""Inside kernels only: a * b + c of float32, rounded once; by the processor, or on one that cannot by the C library."""
 
 prefetch = cast(Callable[[NDArray[Any], int | np.int64], None], _prefetch)
 """Inside kernels only: start loading the cache line of `array[index]` of a 1-D array; any index is safe.

@@ -1,15 +1,13 @@
 """One pserver's part of a flat group of dense parameters or buffers."""
 
 from collections.abc import Iterator, Sequence
-from math import sqrt
 from typing import NamedTuple
 
 import numpy as np
 
-from evergrad.kernels import rules
 from evergrad.kernels.merge import add_flat, divide
 from evergrad.messages import AnyArray, Flags, Floats, GroupKind, GroupSpec
-from evergrad.optim import RuleName, RuleSpec
+from evergrad.pserver.rules import apply_dense
 
 DensePart = tuple[AnyArray, Flags, int]
 """What one task contributes: values of this span, a flag for each parameter of the group, samples."""
@@ -33,7 +31,7 @@ class DenseGroup:
 
     def __init__(self, spec: GroupSpec, span: range) -> None:
         width = spec.rule.state_width if spec.rule is not None else 0
-        initial = spec.rule.hyper.get("initial", 0.0) if spec.rule is not None else 0.0
+        initial = spec.rule.initial_state if spec.rule is not None else 0.0
         self._spec = spec
         self._segments = tuple(_segments(spec, span))
         self._updates = [0] * len(spec.parameters)
@@ -95,22 +93,7 @@ class DenseGroup:
         rule = self._spec.rule
         assert rule is not None  # of a trained group
         state = [kind[segment.start : segment.stop] for kind in self._state]
-        _apply(rule, values, state, grads, lr, self._updates[segment.parameter])
-
-
-def _apply(rule: RuleSpec, values: Floats, state: list[Floats], grads: Floats, lr: float, t: int) -> None:
-    hyper = rule.hyper
-    match rule.name:
-        case RuleName.SGD:
-            rules.sgd_dense(values, grads, lr)
-        case RuleName.ADAGRAD:
-            rules.adagrad_dense(values, state[0], grads, lr, hyper["eps"])
-        case RuleName.ADAM:
-            beta1, beta2 = hyper["beta1"], hyper["beta2"]
-            rules.adam_dense(
-                values, state[0], state[1], grads,
-                lr / (1 - beta1**t), 1 - beta1, beta2, 1 - beta2, sqrt(1 - beta2**t), hyper["eps"],
-            )  # fmt: skip
+        apply_dense(rule, values, state, grads, lr, self._updates[segment.parameter])
 
 
 def _mean(parts: Sequence[tuple[AnyArray, int]], segment: Segment, total: int) -> Floats:

@@ -1,7 +1,6 @@
 """One embedding table's rows on one pserver."""
 
 from collections.abc import Sequence
-from math import sqrt
 from typing import NamedTuple
 
 import numpy as np
@@ -10,13 +9,13 @@ from evergrad.errors import InvariantError
 from evergrad.kernels import gather, index, policy, rules
 from evergrad.kernels.arrays import Integers, Rows
 from evergrad.kernels.hashing import slots_of, unique
-from evergrad.kernels.initial import ZEROS, kind_of, table_seed
+from evergrad.kernels.initial import first_values, scratch_for, table_seed, zeros_of
 from evergrad.kernels.merge import add_rows, divide_rows, has_duplicates
 from evergrad.messages import AnyArray, ExportPart, Floats, Keys, TableSpec
-from evergrad.optim import RuleName
 from evergrad.placement import SLOTS
 from evergrad.pserver.arena import Arena
 from evergrad.pserver.policy import policy_of
+from evergrad.pserver.rules import apply_rows
 
 TablePart = tuple[Keys, Floats, int]
 """What one task contributes: keys, their gradients (n, dim), samples."""
@@ -48,10 +47,11 @@ class Table:
     def __init__(self, spec: TableSpec, seed: int, slots: range) -> None:
         self._spec = spec
         self._slots = slots
-        self._kind = kind_of(spec.initializer)
-        self._seed = np.uint64(table_seed(seed, spec.name))
+        number = table_seed(seed, spec.name)
+        self._first, self._zeros = first_values(spec.initializer, spec.dim, number), zeros_of(number)
+        self._scratch = scratch_for(spec.dim)
+        self._stride = spec.rule.row_width(spec.dim)
         self._policy = policy_of(spec)
-        self._stride = spec.dim * (1 + spec.rule.state_width)
         self._updates = 0
         self._rows: Arena[np.float32] = Arena(np.float32)
         self._entries: Arena[np.int64] = Arena(np.int64)
@@ -77,9 +77,8 @@ class Table:
         rows = index.find(self._index, keys)
         out = np.empty((keys.size, self._spec.dim), np.float32)
         if gather.copy_rows(self._rows.array, self._stride, rows, out):
-            first = self._spec.initializer
-            kind = ZEROS if evaluating and self._spec.unseen_zero else self._kind
-            gather.fill_missing(rows, keys, kind, first.a, first.b, self._seed, out)
+            first = self._zeros if evaluating and self._spec.unseen_zero else self._first
+            gather.fill_missing(rows, keys, first, self._scratch, out)
         return out
 
     def memory(self) -> MemoryUse:
@@ -117,10 +116,11 @@ class Table:
             keys, grads, _ = parts[0]
             rows = self._rows_of(keys)
             if not has_duplicates(rows):
-                self._apply(rows, grads, lr)
+                apply_rows(self._spec.rule, self._rows.array, rows, grads, lr, self._updates)
                 return
         keys, grads = _mean(parts, total, self._spec.dim)
-        self._apply(self._rows_of(keys), grads, lr)
+        rows = self._rows_of(keys)
+        apply_rows(self._spec.rule, self._rows.array, rows, grads, lr, self._updates)
 
     def evict(self, keys: Keys) -> int:
         """Delete the rows of those keys that have one, and forget those that are candidates; returns how many rows.
@@ -178,7 +178,7 @@ class Table:
         self._make_candidates(keys[rows == policy.CANDIDATE])
         if rows.size and rows.min() < 0:
             grads, rows = grads[rows >= 0], rows[rows >= 0]
-        self._apply(rows, grads, lr)
+        apply_rows(self._spec.rule, self._rows.array, rows, grads, lr, self._updates)
 
     def _expire(self) -> None:
         rule = self._policy
@@ -253,25 +253,11 @@ class Table:
         self._index = self._index._replace(entries=self._entries.array, free_class=self._free_class.array)
 
     def _make_rows(self, rows: Rows, keys: Keys) -> None:
-        first = self._spec.initializer
         self._rows.reserve(int(self._index.pool[index.ROWS]) * self._stride)
         rules.make_rows(
             self._rows.array, self._stride, self._spec.dim, rows, keys,
-            self._kind, first.a, first.b, self._seed, self._spec.rule.hyper.get("initial", 0.0),
+            self._first, self._scratch, self._spec.rule.initial_state,
         )  # fmt: skip
-
-    def _apply(self, rows: Keys, grads: Floats, lr: float) -> None:
-        rule = self._spec.rule
-        hyper = rule.hyper
-        match rule.name:
-            case RuleName.SGD:
-                rules.sgd_rows(self._rows.array, rows, grads, lr)
-            case RuleName.ADAGRAD:
-                rules.adagrad_rows(self._rows.array, rows, grads, lr, hyper["eps"])
-            case RuleName.ADAM:
-                beta1, beta2 = hyper["beta1"], hyper["beta2"]
-                step_size = lr * sqrt(1 - beta2**self._updates) / (1 - beta1**self._updates)
-                rules.adam_rows(self._rows.array, rows, grads, step_size, 1 - beta1, 1 - beta2, hyper["eps"])
 
 
 def _once_each(parts: Sequence[TablePart], total: int, dim: int) -> tuple[Keys, Floats]:
