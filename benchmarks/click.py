@@ -121,7 +121,7 @@ def figures(quick: bool = False) -> Iterator[dict[str, object]]:
         value = statistics.median(ours / torchs for ours, torchs in pairs)
         ours, torchs = pairs[-1]
         yield {
-            "name": f"click model, {name} / plain PyTorch",
+            "name": f"samples/s of the click model, {name} / plain PyTorch",
             "value": value,
             "unit": f"x ({ours:,.0f} / {torchs:,.0f} samples/s)",
             "target": f">= {target}" if target else "-",

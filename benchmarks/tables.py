@@ -24,6 +24,7 @@ from evergrad.kernels.warm import warm
 from evergrad.messages import TableSpec
 from evergrad.optim import Rule
 from evergrad.placement import slots_owned
+from evergrad.pserver.rules import apply_rows
 from evergrad.pserver.table import Table
 
 ROWS, INSERTS = 8_000_000, 20_000_000
@@ -110,7 +111,8 @@ class Full:
 
     def apply(self, turn: int) -> None:
         """The rule alone, on rows whose places are known."""
-        self.table._apply(self.numbers(turn), self.grads, 0.01)
+        rule = self.table._spec.rule
+        apply_rows(rule, self.table._rows.array, self.numbers(turn), self.grads, 0.01, 1)
 
 
 def pull_against_copy(full: Full) -> Figure:
@@ -149,14 +151,6 @@ def push_against_torch(full: Full) -> Iterator[Figure]:
     yield at_least("torch.optim.Adagrad / Adagrad kernel (bound of the above)", theirs / kernel, "x", 0.0)
 
 
-def rule_against_adagrad(name: str, rule: Rule, rows: int, adagrad: Full) -> Figure:
-    """A rule's kernel against Adagrad's, for each byte that has to be moved: row in and out, and gradient in."""
-    other = Full(rows, rule)
-    theirs, ours = median_s(other.apply, adagrad.apply)
-    moved = (2 * (1 + rule.spec().state_width) + 1) / 5
-    return at_most(f"{name} kernel / Adagrad kernel, per byte moved", theirs / ours / moved, "x", 1.3)
-
-
 # -- inserting ---------------------------------------------------------------------------------------------------------
 
 
@@ -184,8 +178,6 @@ def tables(rows: int = ROWS, to_insert: int = INSERTS) -> Iterator[Figure]:
     yield pull_against_copy(full)
     yield from pull_against_index_select(full)
     yield from push_against_torch(full)
-    for name, rule in (("SGD", eg.SGD()), ("Adam", eg.Adam())):
-        yield rule_against_adagrad(name, rule, rows, full)
     del full
     yield from inserts(to_insert)
 

@@ -72,7 +72,12 @@ class ModelWriter:
     def dense(self, write: Callable[[Path], None]) -> None:
         """Have `write` put the dense values into the file it is given."""
         path = self._folder / DENSE
-        write(path)
+        try:
+            write(path)
+            with path.open("rb+") as file:
+                _flush(file)
+        except SafetensorError as exc:  # what the library makes of a full disk
+            raise OSError(str(exc)) from exc
         digest = hashlib.blake2b(path.read_bytes(), digest_size=16)
         self._files[DENSE] = SavedFile(path.stat().st_size, digest.hexdigest())
 

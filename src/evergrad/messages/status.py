@@ -24,7 +24,7 @@ class MemberStatus(msgspec.Struct, frozen=True):
 class Status(Message, frozen=True):
     """How the job goes. `waiting_for` says who is waited for and why, or is empty.
 
-    `epoch` is the one under way (-1 before the first), `step`/`steps` count inside it (batches in `async`);
+    `epoch` is the one under way (-1 before the first), `step`/`steps` count inside it (tasks in `async`);
     `samples` counts samples trained since the start; `live` holds the means of what the script reported inside the
     epoch (its loss), `reported` the last metrics by epoch; `counters` count what was refused or repeated.
     """
