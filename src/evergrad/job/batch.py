@@ -33,4 +33,6 @@ def seed_generators(seed: int) -> None:
     """Start the random generators of Python, numpy and torch anew."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)  # torch.manual_seed takes a millisecond for devices that are not there
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed_all(seed)

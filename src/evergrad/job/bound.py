@@ -1,5 +1,6 @@
 """A torch model bound to a job: its tables and dense groups, and what one batch does with them."""
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -166,6 +167,13 @@ class BoundModel:
         return [
             SpanGrads(i, 0.0, g.values(), flags) for i, (g, flags) in enumerate(zip(self.groups, every, strict=True))
         ]
+
+    def initial_digest(self) -> str:
+        """A digest of the dense values the model was made with."""
+        digest = hashlib.blake2b(digest_size=8)
+        for group in self.groups:
+            digest.update(group.values().tobytes())
+        return digest.hexdigest()
 
     def save_dense(self, path: Path, at: Version) -> None:
         """Write parameters and buffers of a version, in the types the model has."""

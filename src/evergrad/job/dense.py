@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from evergrad.errors import ConfigError
+from evergrad.kernels.merge import all_finite
 from evergrad.messages import AnyArray, Flags, GroupKind, GroupSpec, ParameterSpec
 from evergrad.optim import RowWiseAdagrad, Rule, checked_rule
 
@@ -90,12 +91,15 @@ class Group:
         what = "the gradient of" if self.kind is GroupKind.TRAINED else "buffer"
         flat: AnyArray = np.zeros(self.spec.size, self._dtype)
         target = torch.from_numpy(flat)
-        for tensor, parameter, (a, b) in zip(tensors, self.spec.parameters, self._spans(), strict=True):
+        for tensor, (a, b) in zip(tensors, self._spans(), strict=True):
             if tensor is None:
                 continue
             target[a:b] = tensor.detach().reshape(-1)
-            if check and not bool(torch.isfinite(target[a:b]).all()):
-                raise NotFinite(f"{what} {parameter.name!r}")
+        if check and not all_finite(flat):
+            found = next(
+                p for p, (a, b) in zip(self.spec.parameters, self._spans(), strict=True) if not all_finite(flat[a:b])
+            )
+            raise NotFinite(f"{what} {found.name!r}")
         return flat
 
 

@@ -157,7 +157,7 @@ class Job:
         optimizer = JobOptimizer(self, bound.groups, bound.table_rules())
         groups = tuple(group.spec for group in bound.groups)
         schema = msgspec.structs.replace(self._schema, tables=bound.tables, groups=groups)
-        self._session.driver.run(self._session.trainer.agree(schema))
+        self._session.driver.run(self._session.trainer.agree(schema, bound.initial_digest()))
         self._schema, self._bound, self._optimizer = schema, bound, optimizer
         return optimizer
 
@@ -412,19 +412,23 @@ class Job:
             if isinstance(answer, Over):
                 return
             if isinstance(answer, SaveTask):
-                self._done = SaveDone(answer.generation, answer.attempt, self._save(answer, target))
+                self._done = self._save(answer, target)
 
-    def _save(self, task: SaveTask, path: Path) -> str | None:
-        """Save; returns why it could not be done, or None."""
+    def _save(self, task: SaveTask, path: Path) -> SaveDone | None:
+        """Save; returns what to report, or None if it falls to another trainer."""
         bound = self._check_bound("save_model")
         at = Version(task.generation, task.version)
         try:
             with new_model(path, self._schema.seed) as writer:
                 writer.dense(lambda file: bound.save_dense(file, at))
                 save_tables(self._session, task, bound.tables, writer)
-        except (EvergradError, Void) as exc:
-            return f"save_model: {exc}"
-        return None
+                if not self.is_leader():  # frozen meanwhile, and another one has saved, or will
+                    raise Void(task.generation)
+        except EvergradError as exc:
+            return SaveDone(task.generation, task.attempt, f"save_model: {exc}")
+        except Void:
+            return None
+        return SaveDone(task.generation, task.attempt)
 
     # -- the optimizer calls -------------------------------------------------------------------------------------------
 

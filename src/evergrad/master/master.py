@@ -271,6 +271,7 @@ class Master:
         elif reason := difference(self._schema, message.schema):
             self.counters["refused models"] += 1
             return Refused(message.request, reason)
+        self._progress.note_initial(self.members[message.member].name, message.initial)
         if self._pservers is None:
             if len(present := self._present()) < self._places:
                 return None

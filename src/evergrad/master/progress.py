@@ -24,6 +24,8 @@ class Progress:
         self.unlogged: list[str] = []
         self._numerics: dict[Role, str] = {}
         self._epoch = -1
+        self._initial = ""
+        self._otherwise: set[str] = set()
         self._live: dict[str, Partial] = {}
         self._recent: deque[tuple[float, int]] = deque(maxlen=int(WINDOW_S * 10))
 
@@ -63,6 +65,16 @@ class Progress:
             self.note_event(
                 f"{state.name} computes otherwise than the first {state.role} ({state.numerics}; {first}):"
                 " the same bits cannot be promised"
+            )
+
+    def note_initial(self, name: str, digest: str) -> None:
+        """Compare the values a trainer made its model with to those of the first; one of them hands its own in."""
+        self._initial = self._initial or digest
+        if digest and digest != self._initial and name not in self._otherwise:
+            self._otherwise.add(name)
+            self.note_event(
+                f"the model of {name} begins with other values than the first trainer's, so the same bits cannot be"
+                " promised: make the model after eg.init"
             )
 
     def note_event(self, text: str) -> None:

@@ -7,11 +7,15 @@ from evergrad.messages.types import Address, Attempt, Generation, Member, Messag
 
 
 class Agree(Message, frozen=True):
-    """A trainer names the model it trains. Answered when all pservers hold it, or with what differs."""
+    """A trainer names the model it trains. Answered when all pservers hold it, or with what differs.
+
+    `initial` is a digest of the dense values it was made with.
+    """
 
     request: Request
     member: Member
     schema: Schema
+    initial: str = ""
 
 
 class PserverAt(msgspec.Struct, frozen=True):

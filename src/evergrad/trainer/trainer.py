@@ -170,6 +170,7 @@ class Trainer:
         self._master = master
         self._identity = identity
         self._new_member = new_member
+        self._initial = ""
         self._message_bytes = message_bytes
         self._schema: Schema | None = None
         self._pservers: tuple[PserverAt, ...] = ()
@@ -187,15 +188,19 @@ class Trainer:
             join = Join(request, Role.TRAINER, self.member, name, pid, numerics)
             answer = yield from self._ask_master(request, join, Joined, Unknown)
 
-    def agree(self, schema: Schema) -> Flow[None]:
+    def agree(self, schema: Schema, initial: str = "") -> Flow[None]:
         """Name the model; returns when the pservers hold it.
 
+        Args:
+            schema: the model.
+            initial: a digest of the dense values it was made with.
         Raises:
             ConfigError: the job has another model; the text says what differs.
         """
+        self._initial = initial
         while True:
             request = self._exchange.number()
-            answer = yield from self._ask_master(request, Agree(request, self.member, schema), Agreed, Unknown)
+            answer = yield from self._ask_master(request, Agree(request, self.member, schema, initial), Agreed, Unknown)
             if isinstance(answer, Agreed):
                 break
             yield from self.join()
@@ -253,7 +258,7 @@ class Trainer:
         """The master has declared this trainer dead: come back as a new incarnation."""
         yield from self.join()
         if self._schema is not None:
-            yield from self.agree(self._schema)
+            yield from self.agree(self._schema, self._initial)
 
     # -- the pservers --------------------------------------------------------------------------------------------------
 
