@@ -151,3 +151,12 @@ def test_a_group_cut_over_pservers_has_the_same_bits(rule, places):
         for group, span in zip(cut, spans, strict=True):
             group.update([(v[span.start : span.stop], flags, n) for v, flags, n in parts], 9, 0.1)
     assert np.concatenate([group.values for group in cut]).tobytes() == one.values.tobytes()
+
+
+def test_tasks_that_changed_no_buffer_of_a_group_stand_for_the_old_values():
+    spec = group_spec(GroupKind.AVERAGED)
+    group = whole(spec)
+    old = group.values.copy()
+    values, flags, _ = part(spec, 1, *range(len(spec.parameters)))
+    group.update([(values, flags, 1)], 4, 0.0)
+    np.testing.assert_allclose(group.values, (values.astype("f8") + 3 * old) / 4, rtol=1e-6)

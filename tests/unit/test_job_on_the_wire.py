@@ -133,3 +133,25 @@ def test_evicting_outside_a_batch_or_from_no_table_is_refused() -> None:
             optimizer.step()
             with pytest.raises(ConfigError, match=r"before the batch's optimizer\.step"):
                 job.evict("t", torch.arange(3))
+
+
+@pytest.mark.parametrize("update", UPDATES[:2], ids=["sync", "async"])
+def test_a_gradient_too_large_for_the_wire_leaves_its_batch_out_everywhere(
+    update: eg.Sync | eg.Async, tmp_path: Path
+) -> None:
+    job = Job(embedded_session(3), Schema(0, update.spec(), (), (), Wire.FLOAT16), True)
+    model = eg.Embedding("t", 2)
+    optimizer = job.optimizer(model, sparse=eg.SGD(lr=0.1))
+
+    def train() -> None:
+        for _ in job.epochs(1):
+            for batch in job.batches({"t": np.arange(30)}, 10, shuffle=False):
+                optimizer.zero_grad()
+                factor = torch.where(batch["t"] == 7, 1e6, 1.0)[:, None]
+                (model(batch["t"]) * factor).sum().backward()
+                optimizer.step()
+
+    with pytest.warns(UserWarning, match="NaN or infinity in the gradient of table 't'"):
+        train()
+    job.save_model(tmp_path / "model")
+    assert sorted(SavedModel(tmp_path / "model").table("t")[0]) == list(range(10, 30))

@@ -64,3 +64,9 @@ def test_how_a_process_ended_is_said_in_words() -> None:
     assert how(-9) == "was killed by SIGKILL"
     assert how(-99) == "was killed by signal 99"
     assert how(3) == "exited with status 3"
+
+
+def test_a_trainer_that_fits_no_more_when_it_is_started_again_does_not_end_the_job() -> None:
+    assert isinstance(decide(end(Role.TRAINER, 2, restarts=1, others=1)), LetGo)
+    assert decide(end(Role.TRAINER, 2, restarts=1, others=0)) == Finish(2, None)
+    assert decide(end(Role.TRAINER, 2, restarts=0, others=1)) == Finish(2, None)

@@ -217,6 +217,49 @@ def test_a_member_silent_past_its_lease_is_dead_and_is_told_when_it_comes_back()
     assert isinstance(job.batch("a"), Unknown)
 
 
+def test_a_master_that_was_paused_declares_nobody_dead():
+    job = Job()
+    job.begin("a")
+    job.take(job.master.tick(job.now))
+    job.now += 10 * LEASE_S
+    job.take(job.master.tick(job.now))
+    assert "a" in job.master.members
+    assert not job.master.is_over
+    for _ in range(20):
+        job.now += LEASE_S / 10
+        job.take(job.master.tick(job.now))
+    assert "a" not in job.master.members, "silence while the master listens counts"
+
+
+def test_a_pserver_is_given_up_much_later_than_a_trainer_and_named_before():
+    job = Job()
+    job.begin("a")
+    for seconds in range(70):
+        job.now += 1.0
+        job.say("beat", Heartbeat(Request(0), Member("a"), 0.0))
+        job.take(job.master.tick(job.now))
+        assert job.master.is_over == (seconds >= 60), seconds
+    assert "pserver-0 is lost" in job.master.failure or "p0 is lost" in job.master.failure
+
+
+def test_the_traceback_of_a_trainer_declared_dead_before_it_could_tell_still_ends_the_job():
+    job = Job()
+    job.begin("a", "b")
+    job.wait(LEASE_S + 0.1, "b")
+    assert isinstance(job.say("a", Leave(Request(9), Member("a"), "it raised")), Left)
+    assert "it raised" in job.master.failure
+
+
+def test_a_model_made_with_other_values_is_noted():
+    job = Job()
+    for name, digest in (("a", "1"), ("b", "1"), ("c", "2")):
+        job.say(name, Join(job.request(), Role.TRAINER, Member(name), name, 7))
+        job.say(name, Agree(job.request(), Member(name), SYNC, digest))
+    notes = [n for n in job.master.status(Request(1), 0.0).notes if "begins with other values" in n]
+    assert len(notes) == 1
+    assert notes[0].startswith("the model of c")
+
+
 def test_one_that_only_sends_heartbeats_stays_a_member():
     job = Job()
     job.begin("a", "b")

@@ -20,6 +20,7 @@ from evergrad.messages import (
     Export,
     Exported,
     ExportPart,
+    Full,
     Generation,
     GroupGrads,
     GroupKind,
@@ -546,3 +547,38 @@ def test_a_message_it_does_not_expect_is_counted_and_nothing_else():
     assert pserver.handle(A, Joined(Request(1), Term(1), Generation(1), 5.0)) == []
     assert pserver.counters["unexpected messages"] == 1
     assert state(pserver) == before
+
+
+def test_rows_are_not_counted_or_exported_before_their_version_is_there():
+    pserver = Pserver(Member("p0"))
+    pserver.handle(MASTER, restore())
+    count = CountRows(Request(1), Generation(1), 1)
+    export = Export(Request(1), Generation(1), 1, 0, ExportPart.KEYS, 0, 100)
+    assert pserver.handle(A, count) == []
+    ask(pserver, Push(Request(1), Generation(1), INIT_STEP, 0, FIRST, 1, (), (span(0.0),)))
+    ask(pserver, commit(INIT_STEP, (0, FIRST)), MASTER)
+    assert pserver.handle(A, count) == pserver.handle(A, export) == []
+    ask(pserver, push())
+    ask(pserver, commit(0, (0, FIRST)), MASTER)
+    assert ask(pserver, count).counts == (3,)
+    assert sorted(ask(pserver, export).part) == sorted(KEYS)
+
+
+def test_memory_is_promised_to_what_is_staged():
+    row = 2 * 4 + 40 + 2 * 12
+    pserver = Pserver(Member("p0"), room=lambda: 3 * row * 1.5)
+    pserver.handle(MASTER, restore())
+    ask(pserver, Push(Request(1), Generation(1), INIT_STEP, 0, FIRST, 1, (), (span(0.0),)))
+    ask(pserver, commit(INIT_STEP, (0, FIRST)), MASTER)
+    assert isinstance(ask(pserver, push()), Pushed)
+    assert isinstance(ask(pserver, push(task=1, attempt=SECOND)), Full)
+    ask(pserver, commit(0, (0, FIRST)), MASTER)
+    assert isinstance(ask(pserver, push(step=1, attempt=SECOND)), Pushed)
+
+
+def test_parts_of_a_batch_that_was_applied_are_forgotten():
+    pserver = begun()
+    half = replace(batch(0), part=0, parts=2)
+    assert isinstance(ask(pserver, half), Pushed)
+    assert isinstance(ask(pserver, batch(0), B), Pushed)
+    assert pserver._parts._open == {}
