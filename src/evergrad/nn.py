@@ -76,6 +76,10 @@ class Table(nn.Module):
                 whole_number(f"table {name!r}: {option}", number, least=1)
         if evict not in tuple(Evict):
             raise ConfigError(f"table {name!r}: evict is {evict!r}; give one of {', '.join(Evict)}")
+        if feature is not None and (type(feature) is not str or not feature):
+            raise ConfigError(f"table {name!r}: feature is {feature!r}; give the name of an entry of the batch")
+        if padding_idx is not None and not (type(padding_idx) is int and -(2**63) <= padding_idx < 2**63):
+            raise ConfigError(f"table {name!r}: padding_idx is {padding_idx!r}; give an int64, or None")
         self.table, self.dim = name, dim
         self.init = init_rows.normal() if init is None else init
         self.feature = name if feature is None else feature

@@ -29,7 +29,11 @@ def load_model(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
         ConfigError: the model given is on the device "meta".
     Cost: the tables are held in memory, and sorted once: about 24 bytes a row besides the rows.
     """
-    saved = Model(Path(path))
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"load_model fills a torch module, not a {type(model).__name__}; give a fresh model")
+    if not isinstance(path, str | os.PathLike):
+        raise ConfigError(f"load_model: {path!r} is no path of a folder that job.save_model wrote")
+    saved = Model(Path(path).expanduser())
     tables = [m for m in model.modules() if isinstance(m, Table)]
     names = {m.table: None for m in tables}
     if more := [name for name in saved.manifest.tables if name not in names]:

@@ -6,6 +6,9 @@ from evergrad.checks import whole_number
 from evergrad.errors import ConfigError
 from evergrad.messages import UpdateName, UpdateSpec
 
+MOST_BATCHES = 65_536
+"""A step keeps the pushes of all its batches until it is committed."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sync:
@@ -25,6 +28,8 @@ class Sync:
     def spec(self) -> UpdateSpec:
         """The rule as it crosses the wire."""
         batches = whole_number("Sync: batches_per_step", self.batches_per_step, least=1)
+        if batches > MOST_BATCHES:
+            raise ConfigError(f"Sync: batches_per_step is {batches}; give at most {MOST_BATCHES:,}")
         _seconds("Sync", self.backup_after)
         return UpdateSpec(UpdateName.SYNC, batches, self.backup_after)
 

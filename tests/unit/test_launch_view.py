@@ -110,9 +110,20 @@ def test_the_summary_counts_and_gives_the_failure_once() -> None:
 
 
 def test_a_job_that_ended_well_has_done_all_its_epochs() -> None:
-    lines = view.summary(but(ended=True, epoch=2), ending(0))
+    lines = view.summary(but(ended=True, epoch=2, step=40, steps=40), ending(0))
     assert lines[0] == "The job ended well."
     assert lines[1].startswith("3 of 3 epochs")
+
+
+def test_an_epoch_that_was_left_in_the_middle_is_not_counted() -> None:
+    assert view.summary(but(ended=True, epoch=2, step=7, steps=40), ending(0))[1].startswith("2 of 3 epochs")
+
+
+def test_a_metric_that_is_no_number_is_reported_once() -> None:
+    first = but(reported={0: {"auc": float("nan")}})
+    again = but(reported={0: {"auc": float("nan")}})
+    assert view._reports(None, first) == ["epoch 0: auc nan"]
+    assert view._reports(first, again) == []
 
 
 def test_a_job_that_never_answered_still_has_a_summary() -> None:

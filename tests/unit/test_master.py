@@ -246,8 +246,8 @@ def test_the_traceback_of_a_trainer_declared_dead_before_it_could_tell_still_end
     job = Job()
     job.begin("a", "b")
     job.wait(LEASE_S + 0.1, "b")
-    assert isinstance(job.say("a", Leave(Request(9), Member("a"), "it raised")), Left)
-    assert "it raised" in job.master.failure
+    assert isinstance(job.say("a", Leave(Request(9), Member("a"), "raised: it")), Left)
+    assert "in a the script raised: it" in job.master.failure
 
 
 def test_a_model_made_with_other_values_is_noted():
@@ -798,8 +798,8 @@ def test_a_script_that_raises_ends_the_job_with_its_traceback():
     job = Job()
     job.begin("a", "b")
     job.batch("b")
-    job.say("a", Leave(Request(99), Member("a"), "Traceback: KeyError"))
-    assert job.master.failure == "the script raised in a:\nTraceback: KeyError"
+    job.say("a", Leave(Request(99), Member("a"), "raised:\nTraceback: KeyError"))
+    assert job.master.failure == "in a the script raised:\nTraceback: KeyError"
     assert "KeyError" in job.batch("b").failure
 
 

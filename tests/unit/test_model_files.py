@@ -395,3 +395,16 @@ def test_an_old_model_set_aside_by_a_killed_saving_is_kept_while_there_is_no_oth
     with new_model(tmp_path / "model", 0) as writer:
         writer.dense(lambda path: path.write_bytes(b"x"))
     assert not aside.exists()
+
+
+def test_a_model_beside_which_somebody_keeps_other_files_is_not_replaced(tmp_path):
+    for name in ("model", "kept"):
+        with new_model(tmp_path / name, 0) as writer:
+            writer.dense(lambda path: path.write_bytes(b"x"))
+    (tmp_path / "kept" / "NOTES.md").write_text("mine")
+    with (
+        pytest.raises(ConfigError, match=r"holds a model and NOTES\.md besides"),
+        new_model(tmp_path / "kept", 0),
+    ):
+        pass
+    assert (tmp_path / "kept" / "NOTES.md").read_text() == "mine"

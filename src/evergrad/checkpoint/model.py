@@ -74,6 +74,7 @@ class ModelWriter:
         path = self._folder / DENSE
         try:
             write(path)
+            path.chmod((path.parent / TABLES).stat().st_mode & 0o666)  # the library makes it private
             with path.open("rb+") as file:
                 _flush(file)
         except SafetensorError as exc:  # what the library makes of a full disk
@@ -226,11 +227,25 @@ def _target(path: Path) -> Path:
     try:
         target = path.resolve()
         is_free = not target.exists() or (target.is_dir() and not any(target.iterdir()))
-        if is_free or (target / MANIFEST).is_file():
+        if is_free:
+            return target
+        if (target / MANIFEST).is_file():
+            if strangers := _strangers(target):
+                raise ConfigError(
+                    f"{path} holds a model, and {strangers[0]} besides; move that or save to another path"
+                )
             return target
     except (OSError, RuntimeError) as exc:  # before Python 3.13 a loop of links is a RuntimeError
         raise ConfigError(f"cannot save a model to {path}: {exc}; give another path") from exc
     raise ConfigError(f"{path} is there and holds no model; remove it or save to another path")
+
+
+def _strangers(path: Path) -> list[str]:
+    """Files in a model's folder that no saving has written there."""
+    ours = {MANIFEST, DENSE}
+    found = [file.relative_to(path) for file in path.rglob("*") if not file.is_dir()]
+    tables = {f for f in found if f.parent == Path(TABLES) and f.suffix == ".safetensors"}
+    return sorted(str(f) for f in found if str(f) not in ours and f not in tables)
 
 
 def _remove_remains(path: Path) -> None:

@@ -97,6 +97,8 @@ class Columns:
         Raises:
             DataError: a column cannot be used, lengths differ, or there is nothing; the text names the column.
         """
+        if not isinstance(columns, Mapping):
+            raise DataError(f"Columns: {type(columns).__name__} is no mapping of names to arrays; give a dict")
         self._columns = {_name(name): _column(name, column) for name, column in columns.items()}
         lengths = {name: len(column) for name, column in self._columns.items()}
         if not lengths:

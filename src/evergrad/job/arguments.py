@@ -1,8 +1,10 @@
 """What a script gives to a job, checked, with a sentence for what does not do."""
 
+import os
 import sys
 from collections.abc import Mapping
 from operator import index
+from pathlib import Path
 from typing import Any
 
 from evergrad.checks import whole_number
@@ -21,6 +23,13 @@ def seed_of(value: object) -> int:
     if not -(2**63) <= seed < 2**63:
         raise ConfigError(f"seed is {seed}; give one of at most 63 bits")
     return seed
+
+
+def folder_of(path: object) -> Path:
+    """Where a model is to be saved: a folder of this machine, as an absolute path."""
+    if not isinstance(path, str | os.PathLike) or "://" in str(path) or "\0" in str(path):
+        raise ConfigError(f"save_model writes to a folder of this machine, not to {path!r}; give a path")
+    return Path(path).expanduser().absolute()
 
 
 def data_of(dataset: object, batch_size: int, shuffle: bool) -> tuple[Dataset, DataSpec]:

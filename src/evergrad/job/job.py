@@ -22,7 +22,7 @@ from evergrad.data.dataset import Dataset
 from evergrad.data.order import epoch_order
 from evergrad.errors import ConfigError, EvergradError
 from evergrad.job.alignment import aligned
-from evergrad.job.arguments import added, data_of, frames_to_the_script, numbers_of, partials, seed_of
+from evergrad.job.arguments import added, data_of, folder_of, frames_to_the_script, numbers_of, partials, seed_of
 from evergrad.job.batch import Fetched, OpenBatch, seed_generators
 from evergrad.job.bound import BoundModel, Version
 from evergrad.job.dense import NotFinite, Rules
@@ -183,12 +183,13 @@ class Job:
                 if answer.epoch is None:
                     return
                 epoch = self._epoch = self._place = answer.epoch
+                self._session.inside = f"in the middle of epoch {epoch - first}"
                 yield epoch - first
         except GeneratorExit:
             last = self._done.last if isinstance(self._done, BreakDone) else None
             self._done = BreakDone(epoch, self._until, last)
         finally:
-            self._epoch, self._place = None, self._until
+            self._epoch, self._place, self._session.inside = None, self._until, ""
 
     def batches(self, dataset: object, batch_size: int, *, shuffle: bool = True) -> Batches:
         """This trainer's share of the epoch's batches, as the master hands them out.
@@ -319,6 +320,10 @@ class Job:
             ConfigError: called inside `batches`.
         """
         bound = self._check_bound("evaluate", outside_batches=True)
+        if not callable(fn):
+            raise ConfigError(
+                f"evaluate: {fn!r} is no function; give one that takes a batch and returns metrics by name"
+            )
         data, spec = data_of(dataset, batch_size, shuffle=False)
         ordinal = self._call("evaluate")
         modes = {module: module.training for module in bound.model.modules()}
@@ -401,11 +406,7 @@ class Job:
             ConfigError: called inside `batches`, or the path cannot be written.
         """
         self._check_bound("save_model", outside_batches=True)
-        if "://" in str(path):
-            raise ConfigError(
-                f"job.save_model writes to folders of this machine, and {str(path)!r} is none; give a path"
-            )
-        target = Path(path).absolute()
+        target = folder_of(path)
         ordinal = self._call("save_model")
         while True:
             answer = self._ask(WantSaved(self._place, ordinal, str(target)))

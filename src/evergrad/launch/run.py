@@ -231,6 +231,9 @@ class Launcher:
             self._link.tell(lambda request: Exited(request, command.name, process.pid))
         if self._phase in (Phase.STARTING, Phase.RUNNING):
             self._act(process, status, now)
+        elif command.role is Role.TRAINER and status == decide.MISTAKE and not self._restarts[command.name]:
+            if self._outcome is None or self._outcome.status == 0:  # the others were done before this one was heard
+                self._outcome = decide.Finish(decide.MISTAKE, self._reason(process, decide.MISTAKE, None))
         elif command.role is Role.MASTER and self._phase in (Phase.STOPPING, Phase.ENDING):
             self._deadline = min(self._deadline, now + ORPHANED_WITHIN_S)
 
@@ -333,7 +336,10 @@ class Launcher:
     def _end(self) -> view.Ending:
         outcome = self._outcome or decide.Finish(decide.FAILED, "the processes ended without a reason")
         if self._link:
-            jobfile.write(self._commands.folder, msgspec.structs.replace(self._jobfile, status=outcome.status))
+            try:
+                jobfile.write(self._commands.folder, msgspec.structs.replace(self._jobfile, status=outcome.status))
+            except OSError as exc:
+                self._console.line(f"the job's file in {self._commands.folder} could not be written: {exc.strerror}")
         said = self.status.failure if self.status else None
         return view.Ending(
             exit_status=outcome.status,

@@ -74,7 +74,7 @@ def _reports(old: Status | None, new: Status) -> list[str]:
     return [
         f"epoch {epoch}: {_numbers(metrics)}"
         for epoch, metrics in sorted(new.reported.items())
-        if known.get(epoch) != metrics
+        if epoch not in known or _numbers(known[epoch]) != _numbers(metrics)
     ]
 
 
@@ -143,10 +143,10 @@ def _verdict(ending: Ending) -> str:
 
 def _totals(status: Status, wall_s: float) -> str:
     rate = status.samples / wall_s if wall_s > 0 else 0.0
-    done = status.epochs if status.ended and not status.failure else max(status.epoch, 0)
+    done = max(status.epoch, 0) + (0 < status.steps <= status.step)
+    steps = f"{status.version} steps, " if status.version else ""
     return (
-        f"{done} of {status.epochs} epochs, {status.version} steps, {status.samples:,} samples "
-        f"in {wall_s:.1f} s ({rate:,.0f} samples/s)"
+        f"{done} of {status.epochs} epochs, {steps}{status.samples:,} samples in {wall_s:.1f} s ({rate:,.0f} samples/s)"
     )
 
 
@@ -158,7 +158,12 @@ def _counted(status: Status) -> list[str]:
 
 
 def _numbers(metrics: Mapping[str, float]) -> str:
-    return "  ".join(f"{name} {value:.4f}" for name, value in sorted(metrics.items()))
+    return "  ".join(f"{_plain(name)} {value:.4f}" for name, value in sorted(metrics.items()))
+
+
+def _plain(text: str) -> str:
+    """Text without characters that would do something to a terminal."""
+    return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def _trainers(status: Status) -> int:

@@ -197,7 +197,7 @@ class Master:
         if isinstance(message, Leave):
             if message.failure is not None and (state is not None or self.members.is_gone(message.member)):
                 name = state.name if state is not None else message.member
-                self.end(f"the script raised in {name}:\n{message.failure}")
+                self.end(f"in {name} the script {message.failure}")
             if state is not None:
                 self._drop(state, "said goodbye")
             return Left(message.request)
@@ -339,7 +339,7 @@ class Master:
         """The job is over, with success if `failure` is None."""
         if not self.is_over:
             self.is_over, self.failure = True, failure
-            self._progress.note_event("the job is over" if failure is None else f"the job has failed: {failure}")
+            self._progress.unlogged.append("the job is over" if failure is None else f"the job has failed: {failure}")
 
     def take_events(self) -> list[str]:
         """What has happened since the last call, for the log."""

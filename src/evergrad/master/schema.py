@@ -1,6 +1,8 @@
 """Whether two trainers train the same model."""
 
+from evergrad.init_rows import Initializer
 from evergrad.messages import GroupSpec, Schema, TableSpec
+from evergrad.optim import RuleSpec
 
 
 def difference(first: Schema, other: Schema) -> str | None:
@@ -15,7 +17,9 @@ def _difference(first: Schema, other: Schema) -> str | None:
     if first.seed != other.seed:
         return f"its seed is {other.seed}, the job's {first.seed}"
     if first.update != other.update:
-        return f"its update rule is {other.update}, the job's {first.update}"
+        both = (first.update, other.update)
+        ours, theirs = (f"{u.name} with {u.batches} batches, backup_after={u.backup_after_s}" for u in both)
+        return f"its update rule is {theirs}, the job's {ours}"
     if first.wire != other.wire:
         return f"its wire is {other.wire}, the job's {first.wire}"
     return _tables(first.tables, other.tables) or _groups(first.groups, other.groups)
@@ -31,7 +35,7 @@ def _tables(first: tuple[TableSpec, ...], other: tuple[TableSpec, ...]) -> str |
         for field in TableSpec.__struct_fields__:
             mine, its = getattr(ours[name], field), getattr(theirs[name], field)
             if mine != its:
-                return f"table {name!r} has {field} {its}, the job's {mine}"
+                return f"table {name!r} has {field} {_shown(its)}, the job's {_shown(mine)}"
     return None if first == other else "its tables come in another order"
 
 
@@ -47,6 +51,15 @@ def _groups(first: tuple[GroupSpec, ...], other: tuple[GroupSpec, ...]) -> str |
         if mine != its:
             return f"parameter {name!r} is {its.dtype} {list(its.shape)}, the job's {mine.dtype} {list(mine.shape)}"
         if (my_group.kind, my_group.rule) != (its_group.kind, its_group.rule):
-            ours_is, theirs_is = (f"{g.kind} with rule {g.rule}" for g in (my_group, its_group))
+            ours_is, theirs_is = (f"{g.kind} with rule {_shown(g.rule)}" for g in (my_group, its_group))
             return f"parameter {name!r} is {theirs_is}, the job's {ours_is}"
     return None if first == other else "its parameters come in another order"
+
+
+def _shown(value: object) -> object:
+    """A value as people write it: "adagrad(eps=1e-10)"."""
+    if isinstance(value, RuleSpec):
+        return f"{value.name}({', '.join(f'{name}={number:g}' for name, number in value.hyper.items())})"
+    if isinstance(value, Initializer):
+        return f"{value.name}({value.a:g}, {value.b:g})"
+    return value

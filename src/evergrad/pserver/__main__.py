@@ -57,9 +57,10 @@ def main() -> int:
     parser.add_argument("--listen", default="tcp://127.0.0.1:0", help="address to listen on (port 0: a free one)")
     parser.add_argument("--memory", help="use at most so much, as 512M or 4G, and refuse what would need more")
     options = parser.parse_args()
-    room = room_within(parse_bytes(options.memory)) if options.memory else lambda: inf
+    limit_bytes = parse_bytes(options.memory) if options.memory else None
     log_to_stderr()
     warm()
+    room = room_within(limit_bytes) if limit_bytes is not None else lambda: inf
     name = options.name or f"pserver-{options.place}"
     member = Member(new_member(name))
     master = check_address(options.master)

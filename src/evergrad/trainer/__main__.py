@@ -65,7 +65,9 @@ def _run(script: Path, args: list[str]) -> int:
     except (Leaving, JobOver):
         raise
     except SystemExit as exit:
-        return _failed(f"the script left with status {exit.code}\n", 1)
+        how = f"with status {exit.code}" if isinstance(exit.code, int | None) else f"saying {exit.code!r}"
+        inside = session.current.inside if session.current is not None else ""
+        return _failed(" ".join(word for word in ("left", inside, how) if word) + "\n", 1)
     except ConfigError as error:
         print(f"evergrad trainer: {error}", file=sys.stderr, flush=True)
         _goodbye(None)
@@ -74,9 +76,9 @@ def _run(script: Path, args: list[str]) -> int:
         print(f"evergrad trainer: {error}", file=sys.stderr, flush=True)
         return 1
     except EvergradError as error:
-        return _failed(f"{type(error).__name__}: {error}\n", 1)
+        return _failed(f"raised {type(error).__name__}: {error}\n", 1)
     except BaseException:
-        return _failed(_traceback(), 1)
+        return _failed(f"raised:\n{_traceback()}", 1)
     if session.current is None:
         print(f"evergrad trainer: {script} never called eg.init(), so there was nothing to train", file=sys.stderr)
         return 2
@@ -84,11 +86,12 @@ def _run(script: Path, args: list[str]) -> int:
 
 
 def _run_script(script: Path) -> None:
-    """Run the script; leaving it with status 0 is its end as any other."""
+    """Run the script; leaving it with status 0, outside its loops, is its end as any other."""
     try:
         runpy.run_path(str(script), run_name="__main__")
     except SystemExit as exit:
-        if isinstance(exit, Leaving | JobOver) or exit.code not in (None, 0):
+        is_inside = session.current is not None and session.current.inside
+        if isinstance(exit, Leaving | JobOver) or exit.code not in (None, 0) or is_inside:
             raise
 
 

@@ -22,6 +22,8 @@ class Session:
 
     trainer: Trainer
     driver: Driver
+    inside: str = ""
+    """Where in the job's loops the script is, for people; empty outside of them."""
 
     def finish(self) -> None:
         """The script is at its end; returns when the job is.

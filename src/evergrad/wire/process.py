@@ -34,6 +34,7 @@ log = logging.getLogger("evergrad.process")
 TICK_S = 0.05
 BEAT_S = 0.5
 RESEND_S = 0.5
+PATIENCE_S = 5.0
 ORPHAN_S = 10.0
 PARENT = "EVERGRAD_PARENT_PID"
 
@@ -160,7 +161,11 @@ def ask(network: Network, to: Address, message: Join | Leave, deadline_s: float)
         Unavailable: it was not within `deadline_s` seconds.
     """
     end_s = time.monotonic() + deadline_s
+    told_s = time.monotonic()
     while time.monotonic() < end_s:
+        if time.monotonic() - told_s > PATIENCE_S:
+            told_s = time.monotonic()
+            log.warning("master.unheard address=%s; it is waited for another %.0f s", to, end_s - told_s)
         for _, answer in network.exchange([Send(to, message)], RESEND_S):
             if isinstance(answer, Joined | Refused | Ended | Left | Unknown) and answer.request == message.request:
                 return answer
