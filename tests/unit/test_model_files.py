@@ -403,7 +403,7 @@ def test_a_model_beside_which_somebody_keeps_other_files_is_not_replaced(tmp_pat
             writer.dense(lambda path: path.write_bytes(b"x"))
     (tmp_path / "kept" / "NOTES.md").write_text("mine")
     with (
-        pytest.raises(ConfigError, match=r"holds a model and NOTES\.md besides"),
+        pytest.raises(ConfigError, match=r"holds a model, and NOTES\.md besides"),
         new_model(tmp_path / "kept", 0),
     ):
         pass
