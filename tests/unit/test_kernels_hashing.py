@@ -4,18 +4,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from evergrad.kernels.hashing import group_by_place, slots_of, sum_by_inverse, unique
-from evergrad.placement import SLOTS, slots_owned
+from evergrad.kernels.hashing import slots_of, sum_by_inverse, unique
+from evergrad.placement import SLOTS
 
 EDGES = np.array([np.iinfo(np.int64).min, np.iinfo(np.int64).max, -1, 0, 1, 2**53 + 1], np.int64)
-
-
-def place_of_slot(places: int) -> np.ndarray:
-    table = np.empty(SLOTS, np.uint16)
-    for place in range(places):
-        owned = slots_owned(place, places)
-        table[owned.start : owned.stop] = place
-    return table
 
 
 def test_slots_of_some_keys_are_pinned_because_files_depend_on_them():
@@ -35,15 +27,11 @@ def test_regular_keys_spread_evenly_over_slots(stride):
 @settings(deadline=None)
 @given(
     arrays(np.int64, st.integers(0, 60), elements=st.one_of(st.integers(-(2**63), 2**63 - 1), st.integers(-3, 3))),
-    st.integers(1, 5),
 )
-def test_groups_hold_each_key_once_by_place_in_order_of_first_appearance(keys, places):
-    uniques, offsets, inverse = group_by_place(keys, place_of_slot(places), places)
-    assert (uniques[inverse] == keys).all()
-    seen = list(dict.fromkeys(keys.tolist()))
-    owner = place_of_slot(places)
-    expected = [[k for k in seen if owner[slots_of(np.array([k], np.int64))[0]] == p] for p in range(places)]
-    assert [uniques[offsets[p] : offsets[p + 1]].tolist() for p in range(places)] == expected
+def test_different_keys_come_once_in_order_of_first_appearance(keys):
+    uniques, numbers = unique(keys)
+    assert (uniques[numbers] == keys).all()
+    assert uniques.tolist() == list(dict.fromkeys(keys.tolist()))
 
 
 def test_no_key_is_reserved_when_grouping():
@@ -75,6 +63,6 @@ def test_the_gradient_of_a_key_met_once_is_kept_to_the_bit_even_minus_zero():
 
 
 def test_nothing_to_group_or_sum():
-    uniques, offsets, inverse = group_by_place(np.empty(0, np.int64), place_of_slot(2), 2)
-    assert (uniques.size, offsets.tolist(), inverse.size) == (0, [0, 0, 0], 0)
-    assert sum_by_inverse(inverse, np.empty((0, 4), np.float32), 0).shape == (0, 4)
+    uniques, numbers = unique(np.empty(0, np.int64))
+    assert (uniques.size, numbers.size) == (0, 0)
+    assert sum_by_inverse(np.empty(0, np.int64), np.empty((0, 4), np.float32), 0).shape == (0, 4)

@@ -4,10 +4,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evergrad.kernels.arrays import Floats, Keys
-from evergrad.kernels.jit import f32, i32, i64, inline, making_kernel, prefetch, reads, u16, writes
+from evergrad.kernels.jit import f32, i32, i64, inline, making_kernel, prefetch, reads, writes
 from evergrad.placement import SLOTS
-
-Places = NDArray[np.uint16]
 
 SLOT_SHIFT = np.uint64(64 - (SLOTS - 1).bit_length())
 _S1, _S2, _S3 = np.uint64(30), np.uint64(27), np.uint64(31)
@@ -62,24 +60,6 @@ def _unique(keys: Keys, uniques: Keys, numbers: NDArray[np.int32]) -> int:
     return count
 
 
-@making_kernel(writes(i32), reads(i64), reads(u16), writes(i64))
-def _rank_by_place(uniques: Keys, place_of_slot: Places, offsets: NDArray[np.int64]) -> NDArray[np.int32]:
-    """Fill `offsets` (places + 1) and return where each key goes when they are sorted, stably, by place."""
-    owner = np.empty(uniques.size, np.uint16)
-    offsets[:] = 0
-    for i in range(uniques.size):
-        owner[i] = place_of_slot[hash_key(uniques[i]) >> SLOT_SHIFT]
-        offsets[np.int64(owner[i]) + 1] += 1
-    for p in range(1, offsets.size):
-        offsets[p] += offsets[p - 1]
-    to = offsets.copy()
-    ranks = np.empty(uniques.size, np.int32)
-    for i in range(uniques.size):
-        ranks[i] = to[owner[i]]
-        to[owner[i]] += 1
-    return ranks
-
-
 def unique(keys: Keys) -> tuple[Keys, NDArray[np.int32]]:
     """The different keys in order of first appearance, and `numbers` with `uniques[numbers] == keys`.
 
@@ -89,27 +69,6 @@ def unique(keys: Keys) -> tuple[Keys, NDArray[np.int32]]:
     numbers = np.empty(keys.size, np.int32)
     count = _unique(keys, uniques, numbers)
     return uniques[:count], numbers
-
-
-def group_by_place(keys: Keys, place_of_slot: Places, places: int) -> tuple[Keys, NDArray[np.int64], NDArray[np.int64]]:
-    """Group the different keys of a batch by the place that owns them.
-
-    Args:
-        keys: shape (n,); any int64, duplicates allowed.
-        place_of_slot: shape (SLOTS,), each below `places`.
-        places: how many places there are.
-
-    Returns:
-        `uniques`, grouped by place and in order of first appearance inside a place; `offsets`, shape (places + 1,):
-        place p owns `uniques[offsets[p]:offsets[p + 1]]`; `inverse`, shape (n,), with `uniques[inverse] == keys`.
-    Cost: linear in n; one probe of a scratch table a key.
-    """
-    met, numbers = unique(keys)
-    offsets = np.empty(places + 1, np.int64)
-    ranks = _rank_by_place(met, place_of_slot, offsets)
-    uniques = np.empty_like(met)
-    uniques[ranks] = met
-    return uniques, offsets, ranks.astype(np.int64)[numbers]
 
 
 @making_kernel(writes(f32, 2), reads(i64), reads(f32, 2), i64)
