@@ -240,15 +240,19 @@ class Job:
         seed = self._mixed_seed("task", task.epoch, task.step, task.index)
         batch = OpenBatch(task, task.step, ids.size)
         try:
-            yield self._enter(batch, self._fetch(Version(task.generation, task.step), data, ids, seed, training=True))
+            at = Version(task.generation, task.step)
+            opened = self._enter(batch, self._fetch(at, data, ids, seed, training=True))
+        except Void:
+            return
+        is_done = True
+        try:
+            yield opened
             self._warn_if_no_step(batch)
         except GeneratorExit:
-            batch.is_void = batch.is_void or not batch.contributed
+            is_done = batch.contributed
             raise
-        except Void:
-            batch.is_void = True
         finally:
-            if not batch.is_void:
+            if is_done and not batch.is_void:
                 self._done = TrainDone(task.generation, task.attempt, batch.contributed, batch.metrics)
 
     def _async_task(self, task: AsyncTask, data: Dataset, spec: DataSpec, shuffle: bool) -> Batches:
