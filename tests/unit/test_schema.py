@@ -5,7 +5,7 @@ import pytest
 
 from evergrad import init_rows
 from evergrad.master.schema import difference
-from evergrad.messages import GroupKind, GroupSpec, ParameterSpec, Schema, TableSpec, UpdateName, UpdateSpec
+from evergrad.messages import GroupKind, GroupSpec, ParameterSpec, Schema, TableSpec, UpdateName, UpdateSpec, Wire
 from evergrad.optim import SGD, Adagrad
 
 replace = msgspec.structs.replace
@@ -33,6 +33,8 @@ def test_a_model_does_not_differ_from_itself():
     ("other", "says"),
     [
         (replace(SCHEMA, seed=1), ["seed", "1", "0"]),
+        (replace(SCHEMA, rates=(0.1, None)), ["learning rates are [0.1, None], the job's []"]),
+        (replace(SCHEMA, wire=Wire.FLOAT16), ["its wire is float16, the job's float32"]),
         (replace(SCHEMA, update=UpdateSpec(UpdateName.SYNC, 3)), ["update rule"]),
         (replace(SCHEMA, update=UpdateSpec(UpdateName.ASYNC, 2)), ["update rule"]),
         (replace(SCHEMA, tables=(USER,)), ["lacks table 'item'"]),

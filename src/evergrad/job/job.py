@@ -156,7 +156,8 @@ class Job:
         bound = BoundModel(self._session, model, dense, sparse, self._schema.wire)
         optimizer = JobOptimizer(self, bound.groups, bound.table_rules())
         groups = tuple(group.spec for group in bound.groups)
-        schema = msgspec.structs.replace(self._schema, tables=bound.tables, groups=groups)
+        rates = optimizer.fixed_rates()
+        schema = msgspec.structs.replace(self._schema, tables=bound.tables, groups=groups, rates=rates)
         self._session.driver.run(self._session.trainer.agree(schema, bound.initial_digest()))
         self._schema, self._bound, self._optimizer = schema, bound, optimizer
         return optimizer

@@ -59,6 +59,10 @@ class JobOptimizer(torch.optim.Optimizer):
                 group["lr"] = learning_rate(rule.lr, step)
                 group["given"] = True
 
+    def fixed_rates(self) -> tuple[float | None, ...]:
+        """The learning rates as given, of dense groups and of tables; None for a function of the step."""
+        return tuple(None if callable(rule.lr) else float(rule.lr) for rule in self._rules)
+
     def rates(self) -> tuple[list[float], list[float]]:
         """The learning rates of dense groups and of tables."""
         rates = [learning_rate(group["lr"], 0) for group in self.param_groups]

@@ -22,7 +22,13 @@ def _difference(first: Schema, other: Schema) -> str | None:
         return f"its update rule is {theirs}, the job's {ours}"
     if first.wire != other.wire:
         return f"its wire is {other.wire}, the job's {first.wire}"
-    return _tables(first.tables, other.tables) or _groups(first.groups, other.groups)
+    return _tables(first.tables, other.tables) or _groups(first.groups, other.groups) or _rates(first, other)
+
+
+def _rates(first: Schema, other: Schema) -> str | None:
+    if first.rates == other.rates:
+        return None
+    return f"its learning rates are {list(other.rates)}, the job's {list(first.rates)} (None: a function of the step)"
 
 
 def _tables(first: tuple[TableSpec, ...], other: tuple[TableSpec, ...]) -> str | None:

@@ -112,13 +112,17 @@ class Wire(StrEnum):
 
 
 class Schema(msgspec.Struct, frozen=True):
-    """What all trainers of a job must agree on."""
+    """What all trainers of a job must agree on.
+
+    `rates` are the learning rates of trained groups, then of tables; None for one that is a function of the step.
+    """
 
     seed: int
     update: UpdateSpec
     tables: tuple[TableSpec, ...]
     groups: tuple[GroupSpec, ...]
     wire: Wire = Wire.FLOAT32
+    rates: tuple[float | None, ...] = ()
 
 
 class DataSpec(msgspec.Struct, frozen=True):
