@@ -62,7 +62,7 @@ def test_every_sample_is_applied_once_with_trainers_killed_told_to_leave_and_add
         told = victim(job, 1, chance, spared=killed)
         os.kill(told, signal.SIGTERM)
         notes = " ".join(job.gone(killed).notes + job.gone(told).notes)
-        assert "its process ended" in notes
+        assert "has ended" in notes
         assert "said goodbye" in notes
         until(lambda: joiner.pid in reached(go), "the added trainer to be inside epoch 1")
         go.touch()

@@ -231,7 +231,7 @@ class Master:
     def _exited(self, message: Exited) -> Message:
         state = self.members.named(message.name, message.pid)
         if state is not None:
-            self._drop(state, "its process ended")
+            self._drop(state, "has ended")
         return Noted(message.request)
 
     def _drop(self, state: MemberState, reason: str) -> None:
