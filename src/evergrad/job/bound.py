@@ -129,9 +129,10 @@ class BoundModel:
         """
         assert self._rows is not None
         of_groups, of_tables = optimizer.rates()
-        rows = [RowGrads(g.table, of_tables[g.table], g.keys, g.grads) for g in self._rows.gradients()]
+        gradients = self._rows.gradients()
+        rows = [RowGrads(g.table, of_tables[g.table], g.keys, encoded(g.grads, self._wire)) for g in gradients]
         for r in rows:
-            if not all_finite(decoded(encoded(r.grads, self._wire), self._wire).reshape(-1)):
+            if not all_finite(decoded(r.grads, self._wire).reshape(-1)):
                 raise NotFinite(f"the gradient of table {self.tables[r.table].name!r}")
         spans = []
         rates = iter(of_groups)

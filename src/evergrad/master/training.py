@@ -1,7 +1,8 @@
 """An epoch of training under each update rule: which tasks there are, and when it is over."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from evergrad.master.dispatch import AttemptNumbers, TaskPool
 from evergrad.messages import (
@@ -59,56 +60,81 @@ class Patience:
         return max(BACKUP_MIN_S, BACKUP_MULTIPLE * self._average_s) if self._measured >= self._needed else None
 
 
-class Epoch(Protocol):
-    """The tasks of one epoch."""
+class Epoch(ABC):
+    """The tasks of one epoch.
 
-    number: int
-    data: DataSpec
-    step: int
-    steps: int
-    is_closed: bool
+    Args:
+        number: of the epoch.
+        data: what it goes over.
+        steps: how many steps (or, in `Async`, tasks) it has.
+        patience: how long a task may be pending.
+    """
 
+    _pool: TaskPool
+
+    def __init__(self, number: int, data: DataSpec, steps: int, patience: Patience) -> None:
+        self.number, self.data = number, data
+        self.step, self.steps = 0, steps
+        self.is_closed = steps == 0
+        self._patience = patience
+
+    @abstractmethod
     def hand_out(self, member: Member, now: Now) -> SyncTask | AsyncTask | None:
         """A task for this member, or None while there is none for it."""
 
+    @abstractmethod
     def finish(self, done: TrainDone, now_s: float) -> int:
         """A task is reported done; returns how many samples count as trained by it: 0 if it counts no more."""
 
+    @abstractmethod
     def commit(self) -> Sequence[tuple[int, Attempt]] | None:
         """Once all tasks of a step are done: the pushes to apply; the next step's tasks open."""
 
     def release(self, member: Member) -> None:
         """A member holds nothing any more."""
+        self._pool.release(member)
 
     def close(self) -> None:
-        """End the epoch here."""
+        """End the epoch here, in `Sync` at the last committed step."""
+        self.is_closed = True
 
     def waits_for(self) -> dict[int, tuple[Member, float]]:
         """The tasks pending, with who holds them and since when."""
+        return self._pool.pending()
+
+    def _hand_out(self, member: Member, now: Now) -> tuple[int, Attempt] | None:
+        if self.is_closed:
+            return None
+        return self._pool.hand_out(member, now.time_s, self._patience.backup_after_s())
+
+    def _finish(self, done: TrainDone, now_s: float) -> int | None:
+        """The task of which this is the first attempt reported done; None if it counts no more."""
+        finished = self._pool.finish(done.attempt)
+        if finished is None or self.is_closed:
+            return None
+        index, since = finished
+        if since is not None:
+            self._patience.measure(now_s - since)
+        return index
 
 
-class SyncEpoch:
+class SyncEpoch(Epoch):
     """An epoch under `Sync`: steps of up to K tasks, one batch each; task k is the next batch of stream k."""
 
     def __init__(
         self, number: int, data: DataSpec, streams: int, version: int, numbers: AttemptNumbers, patience: Patience
     ) -> None:
-        self.number, self.data = number, data
-        self.step, self.steps = 0, sync_steps(data.samples, streams, data.batch_size)
-        self.is_closed = self.steps == 0
+        super().__init__(number, data, sync_steps(data.samples, streams, data.batch_size), patience)
         self._streams = streams
         self._first_version = version
         self._numbers = numbers
-        self._patience = patience
         self._owners: dict[int, Member] = {}
         self._chosen: dict[int, Attempt | None] = {}
         self._pool = self._open_step()
 
     def hand_out(self, member: Member, now: Now) -> SyncTask | None:
         """A task of the present step."""
-        if self.is_closed:
-            return None
-        handed = self._pool.hand_out(member, now.time_s, self._patience.backup_after_s())
+        handed = self._hand_out(member, now)
         if handed is None:
             return None
         index, attempt = handed
@@ -119,12 +145,9 @@ class SyncEpoch:
 
     def finish(self, done: TrainDone, now_s: float) -> int:
         """The first attempt reported done is the one that counts."""
-        finished = self._pool.finish(done.attempt)
-        if finished is None or self.is_closed:
+        index = self._finish(done, now_s)
+        if index is None:
             return 0
-        index, since = finished
-        if since is not None:
-            self._patience.measure(now_s - since)
         self._chosen[index] = done.attempt if done.contributed else None
         start, stop = self._samples(index)
         return stop - start
@@ -139,18 +162,6 @@ class SyncEpoch:
         self._pool = self._open_step()
         return chosen
 
-    def release(self, member: Member) -> None:
-        """A member holds nothing any more."""
-        self._pool.release(member)
-
-    def close(self) -> None:
-        """End the epoch at the last committed step."""
-        self.is_closed = True
-
-    def waits_for(self) -> dict[int, tuple[Member, float]]:
-        """The tasks pending of the present step."""
-        return self._pool.pending()
-
     def _open_step(self) -> TaskPool:
         self._chosen = {}
         indices = range(0) if self.is_closed else range(self._streams)
@@ -161,26 +172,20 @@ class SyncEpoch:
         return sync_task(self.data.samples, self._streams, self.data.batch_size, self.step, index)
 
 
-class AsyncEpoch:
+class AsyncEpoch(Epoch):
     """An epoch under `Async`: tasks of several batches in any order; the pservers count the batches."""
 
     def __init__(
         self, number: int, data: DataSpec, batches: int, first: int, numbers: AttemptNumbers, patience: Patience
     ) -> None:
-        self.number, self.data = number, data
-        tasks = async_tasks(data.samples, data.batch_size, batches)
-        self.step, self.steps = 0, tasks
-        self.is_closed = tasks == 0
+        super().__init__(number, data, async_tasks(data.samples, data.batch_size, batches), patience)
         self._batches = batches
         self._first = first
-        self._patience = patience
-        self._pool = TaskPool(range(tasks), numbers, None)
+        self._pool = TaskPool(range(self.steps), numbers, None)
 
     def hand_out(self, member: Member, now: Now) -> AsyncTask | None:
         """Any task."""
-        if self.is_closed:
-            return None
-        handed = self._pool.hand_out(member, now.time_s, self._patience.backup_after_s())
+        handed = self._hand_out(member, now)
         if handed is None:
             return None
         task, attempt = handed
@@ -190,12 +195,9 @@ class AsyncEpoch:
 
     def finish(self, done: TrainDone, now_s: float) -> int:
         """All batches of a task are applied on every pserver."""
-        finished = self._pool.finish(done.attempt)
-        if finished is None or self.is_closed:
+        task = self._finish(done, now_s)
+        if task is None:
             return 0
-        task, since = finished
-        if since is not None:
-            self._patience.measure(now_s - since)
         self.step = self._pool.done
         self.is_closed = self._pool.all_done()
         start, stop = self._samples(task)
@@ -204,18 +206,6 @@ class AsyncEpoch:
     def commit(self) -> None:
         """There is nothing to commit: batches are applied as they come."""
         return
-
-    def release(self, member: Member) -> None:
-        """A member holds nothing any more."""
-        self._pool.release(member)
-
-    def close(self) -> None:
-        """End the epoch here."""
-        self.is_closed = True
-
-    def waits_for(self) -> dict[int, tuple[Member, float]]:
-        """The tasks pending."""
-        return self._pool.pending()
 
     def _samples(self, task: int) -> tuple[int, int]:
         return async_task(self.data.samples, self.data.batch_size, self._batches, task)

@@ -218,10 +218,8 @@ class Pserver:
             self.counters["repeated pushes"] += 1
             return Pushed(push.request)
         push = msgspec.structs.replace(push, tables=admission.decoded(push.tables))
-        if reason := self._refuse_part(admission, push.step, push.samples, push):
-            return self._refused(push.request, reason)
-        if full := self._full(push, model):
-            return full
+        if refusal := self._refuse_part(push, push.step, push.samples, model, admission):
+            return refusal
         whole = self._parts.add(key, push)
         if whole is not None:
             if reason := admission.refuse_whole(push.step, whole.groups):
@@ -238,10 +236,8 @@ class Pserver:
             self.counters["repeated pushes"] += 1
             return Pushed(push.request)
         push = msgspec.structs.replace(push, tables=admission.decoded(push.tables))
-        if reason := self._refuse_part(admission, self._version, 1, push):
-            return self._refused(push.request, reason)
-        if full := self._full(push, model):
-            return full
+        if refusal := self._refuse_part(push, self._version, 1, model, admission):
+            return refusal
         whole = self._parts.add((src, push.epoch, push.task, push.batch), push)
         if whole is None:
             return Pushed(push.request)
@@ -267,12 +263,16 @@ class Pserver:
             f" and {max(0, int(room)):,} are left; start the job with more --pservers or a larger --memory",
         )
 
-    def _refuse_part(self, admission: Admission, step: int, samples: int, push: Push | PushBatch) -> str | None:
-        return (
+    def _refuse_part(
+        self, push: Push | PushBatch, step: int, samples: int, model: Model, admission: Admission
+    ) -> Refused | Full | None:
+        """The refusal of a push, or of a part of one, that is wrong or does not fit; None if it is taken."""
+        reason = (
             admission.refuse_part(push.part, push.parts)
             or admission.refuse_evictions(push.evict)
             or admission.refuse_push(step, samples, push.tables, push.groups)
         )
+        return self._refused(push.request, reason) if reason else self._full(push, model)
 
     def _batches(self, epoch: int, task: int) -> int:
         """Batches applied of a task. An epoch begins only when all tasks of the one before are done."""

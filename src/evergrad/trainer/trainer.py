@@ -7,7 +7,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evergrad.errors import ConfigError, InvariantError
-from evergrad.kernels.half import encoded
 from evergrad.messages import (
     Address,
     Agree,
@@ -111,12 +110,12 @@ class Identity(NamedTuple):
 
 
 class RowGrads(NamedTuple):
-    """Gradients of different keys of a table, shape (n,) and (n, dim)."""
+    """Gradients of different keys of a table, shape (n,) and (n, dim), of the type that the job's wire has."""
 
     table: int
     lr: float
     keys: NDArray[np.int64]
-    grads: Floats
+    grads: AnyArray
 
 
 class SpanGrads(NamedTuple):
@@ -220,45 +219,34 @@ class Trainer:
             ConfigError: refused, with the reason.
             JobOver: the job has ended.
         """
-        while True:
-            request = self._exchange.number()
-            answer = yield from self._ask_master(
-                request,
-                Ask(request, self.member, want, done),
-                *(Unknown, EpochIs, InitTask, SyncTask, AsyncTask, EvalTask, SaveTask, Over, TotalsAre),
-            )
-            if not isinstance(answer, Unknown):
-                return answer  # type: ignore[return-value]  # the tuple above is Answer and Unknown
-            yield from self._rejoin()
+        answers = (EpochIs, InitTask, SyncTask, AsyncTask, EvalTask, SaveTask, Over, TotalsAre)
+        answer = yield from self._ask_as_member(lambda request: Ask(request, self.member, want, done), *answers)
+        return answer  # type: ignore[return-value]  # the tuple above is Answer
 
     def is_leader(self) -> Flow[bool]:
         """Whether this trainer is the leader."""
-        while True:
-            request = self._exchange.number()
-            answer = yield from self._ask_master(request, AskLeader(request, self.member), LeaderIs, Unknown)
-            if isinstance(answer, LeaderIs):
-                return answer.leader
-            yield from self._rejoin()
+        answer = yield from self._ask_as_member(lambda request: AskLeader(request, self.member), LeaderIs)
+        return answer.leader
 
     def report(self, epoch: int, metrics: dict[str, float]) -> Flow[None]:
         """Have metrics shown."""
-        while True:
-            request = self._exchange.number()
-            report = ReportMetrics(request, self.member, epoch, metrics)
-            if not isinstance((yield from self._ask_master(request, report, Noted, Unknown)), Unknown):
-                return
-            yield from self._rejoin()
+        yield from self._ask_as_member(lambda request: ReportMetrics(request, self.member, epoch, metrics), Noted)
 
     def leave(self, failure: str | None) -> Flow[None]:
         """Say goodbye, with the traceback of the script if it raised."""
         request = self._exchange.number()
         yield from self._call([(request, Send(self._master, Leave(request, self.member, failure)))])
 
-    def _rejoin(self) -> Flow[None]:
-        """The master has declared this trainer dead: come back as a new incarnation."""
-        yield from self.join()
-        if self._schema is not None:
-            yield from self.agree(self._schema, self._initial)
+    def _ask_as_member(self, make: Callable[[Request], Message], *expected: type[M]) -> Flow[M]:
+        """Ask what only members may; one that the master has declared dead comes back as a new incarnation first."""
+        while True:
+            request = self._exchange.number()
+            answer = yield from self._ask_master(request, make(request), *expected, Unknown)
+            if isinstance(answer, expected):
+                return answer
+            yield from self.join()
+            if self._schema is not None:
+                yield from self.agree(self._schema, self._initial)
 
     # -- the pservers --------------------------------------------------------------------------------------------------
 
@@ -341,20 +329,13 @@ class Trainer:
 
     def where(self, task: AsyncTask) -> Flow[int]:
         """How many batches of a task every pserver has applied."""
-        sends = []
-        for p in self._pservers:
-            request = self._exchange.number()
-            sends.append((request, Send(p.address, Where(request, task.generation, task.epoch, task.task))))
-        return min(here.batches for here in _all_of(Here, (yield from self._call(sends))))
+        answers = yield from self._ask_each(lambda request: Where(request, task.generation, task.epoch, task.task))
+        return min(here.batches for here in _all_of(Here, answers))
 
     def count_rows(self, task: SaveTask) -> Flow[list[int]]:
         """How many rows each table has."""
-        sends = []
-        for p in self._pservers:
-            request = self._exchange.number()
-            sends.append((request, Send(p.address, CountRows(request, task.generation, task.version))))
-        answers = _all_of(RowCounts, (yield from self._call(sends)))
-        return [sum(counts) for counts in zip(*(a.counts for a in answers), strict=True)]
+        answers = yield from self._ask_each(lambda request: CountRows(request, task.generation, task.version))
+        return [sum(counts) for counts in zip(*(a.counts for a in _all_of(RowCounts, answers)), strict=True)]
 
     def export(self, task: SaveTask, table: int, part: ExportPart, place: int, slot: int) -> Flow[Exported]:
         """The next piece of a table at one place, sorted by (slot, key)."""
@@ -388,13 +369,13 @@ class Trainer:
         self, rows: Sequence[RowGrads], spans: Sequence[SpanGrads]
     ) -> list[tuple[list[TableGrads], list[GroupGrads]]]:
         """What each pserver gets: every table touched, with its keys of it, and its span of every group."""
-        places, wire = len(self._pservers), self._wire()
-        routed = [(r, encoded(r.grads, wire), route(r.keys, self._place_of_slot, places)) for r in rows]
+        places = len(self._pservers)
+        routed = [(r, route(r.keys, self._place_of_slot, places)) for r in rows]
         shares = []
         for p in self._pservers:
             tables = [
-                TableGrads(r.table, r.lr, routing.keys(p.place), routing.rows(grads, p.place))
-                for r, grads, routing in routed
+                TableGrads(r.table, r.lr, routing.keys(p.place), routing.rows(r.grads, p.place))
+                for r, routing in routed
             ]
             groups = []
             for s in spans:
@@ -420,6 +401,14 @@ class Trainer:
     def _wire(self) -> Wire:
         assert self._schema is not None
         return self._schema.wire
+
+    def _ask_each(self, make: Callable[[Request], Message]) -> Flow[list[Message]]:
+        """Ask every pserver the same."""
+        sends = []
+        for p in self._pservers:
+            request = self._exchange.number()
+            sends.append((request, Send(p.address, make(request))))
+        return (yield from self._call(sends))
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
