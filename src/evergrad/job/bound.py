@@ -14,7 +14,7 @@ from evergrad.errors import ConfigError
 from evergrad.job.alignment import aligned
 from evergrad.job.dense import NotFinite, Rules, check_rules, fits, groups_of, patterns_of
 from evergrad.job.optimizer import JobOptimizer
-from evergrad.job.rows import BatchRows
+from evergrad.job.rows import BatchRows, HeldRows
 from evergrad.kernels.half import decoded, encoded
 from evergrad.kernels.merge import all_finite
 from evergrad.messages import NEWEST, AnyArray, Floats, Generation, GroupKind, Keys, TableKeys, TableSpec, Wire
@@ -82,10 +82,19 @@ class BoundModel:
         """Pull what a batch needs and put it into the model; raises as `enter`."""
         self.enter(self.request(at, batch, training))
 
-    def request(self, at: Version, batch: Any, training: bool) -> "Requested":
-        """Ask for what a batch needs; the answer may come while something else is computed."""
-        rows = BatchRows(self._modules, self._numbers, self._puller(at, training), training)
-        wanted, groups = rows.wanted(batch), self._groups_to_pull(at)
+    def request(self, at: Version, batch: Any, training: bool, held: HeldRows | None = None) -> "Requested":
+        """Ask for what a batch needs; the answer may come while something else is computed.
+
+        Args:
+            at: which values.
+            batch: as the dataset has made it.
+            training: whether gradients are wanted.
+            held: rows that are not asked for again, and what is asked for is added to; with the first of its batches
+                dense groups are asked for, with the others none. They find the values of the batch before.
+        """
+        rows = BatchRows(self._modules, self._numbers, self._puller(at, training), training, held)
+        is_begun = held is not None and held.begin()
+        wanted, groups = rows.wanted(batch), [] if is_begun else self._groups_to_pull(at)
         flow = self._session.trainer.pull(at.generation, at.version, wanted, groups, evaluating=not training)
         pulling = self._session.driver.start(flow) if wanted or groups else None
         return Requested(at, rows, groups, pulling, training)
@@ -97,10 +106,9 @@ class BoundModel:
             Void: the version has passed.
         """
         at, rows, groups, pulling, training = requested
-        if pulling is not None:
-            pulled = self._session.driver.run(pulling)
-            rows.take(pulled.rows)
-            self._values.update(zip(groups, pulled.groups, strict=True))
+        pulled = self._session.driver.run(pulling) if pulling is not None else PulledModel(at.version, [], [])
+        rows.take(pulled.rows)
+        self._values.update(zip(groups, pulled.groups, strict=True))
         self._held, self._rows = at, rows
         for number, group in enumerate(self.groups):
             if group.kind is not GroupKind.FROZEN or number in groups:
@@ -121,19 +129,27 @@ class BoundModel:
         if self._rows is not None:
             self._rows.zero_grad()
 
-    def contribution(self, optimizer: JobOptimizer) -> tuple[list[RowGrads], list[SpanGrads]]:
+    def contribution(
+        self, optimizer: JobOptimizer, encode: bool = True, keep: bool = False
+    ) -> tuple[list[RowGrads], list[SpanGrads]]:
         """The gradients of the open batch and the buffers it changed.
 
+        Args:
+            optimizer: knows the learning rates.
+            encode: whether gradients of rows are to be as the job's wire has them, else float32.
+            keep: whether the next batch, if it does not pull dense groups, finds buffers as this one has left them.
+
         Raises:
-            NotFinite: there is NaN or infinity among them.
+            NotFinite: there is NaN or infinity among them, or would be on the wire.
         """
         assert self._rows is not None
         of_groups, of_tables = optimizer.rates()
-        gradients = self._rows.gradients()
-        rows = [RowGrads(g.table, of_tables[g.table], g.keys, encoded(g.grads, self._wire)) for g in gradients]
-        for r in rows:
-            if not all_finite(decoded(r.grads, self._wire).reshape(-1)):
-                raise NotFinite(f"the gradient of table {self.tables[r.table].name!r}")
+        rows = []
+        for table, keys, grads in self._rows.gradients():
+            wired = encoded(grads, self._wire)
+            if not all_finite(decoded(wired, self._wire).reshape(-1)):
+                raise NotFinite(f"the gradient of table {self.tables[table].name!r}")
+            rows.append(RowGrads(table, of_tables[table], keys, wired if encode else grads))
         spans = []
         rates = iter(of_groups)
         for number, group in enumerate(self.groups):
@@ -146,6 +162,9 @@ class BoundModel:
             )
             if present.any():
                 spans.append(SpanGrads(number, lr, values, present))
+        if keep:
+            buffers = (s.group for s in spans if self.groups[s.group].kind is not GroupKind.TRAINED)
+            self._values.update({number: self.groups[number].values() for number in buffers})
         return rows, spans
 
     def keys_of(self, table: str, ids: Tensor) -> TableKeys:

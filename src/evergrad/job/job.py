@@ -4,8 +4,7 @@ import hashlib
 import os
 import warnings
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any
 from weakref import ref
@@ -23,6 +22,7 @@ from evergrad.data.order import epoch_order
 from evergrad.errors import ConfigError, EvergradError
 from evergrad.job.alignment import aligned
 from evergrad.job.arguments import added, data_of, folder_of, frames_to_the_script, numbers_of, partials, seed_of
+from evergrad.job.asynchronous import AsyncTasks
 from evergrad.job.batch import Fetched, OpenBatch, seed_generators
 from evergrad.job.bound import BoundModel, Version
 from evergrad.job.dense import NotFinite, Rules
@@ -30,6 +30,7 @@ from evergrad.job.embedded import MASTER as LOCAL_MASTER
 from evergrad.job.embedded import LocalNetwork
 from evergrad.job.numerics import fingerprint
 from evergrad.job.optimizer import JobOptimizer
+from evergrad.job.rows import HeldRows
 from evergrad.job.saving import save_tables
 from evergrad.messages import (
     INIT_STEP,
@@ -44,12 +45,10 @@ from evergrad.messages import (
     InitTask,
     Member,
     Over,
-    Partial,
     SaveDone,
     SaveTask,
     Schema,
     SyncTask,
-    TableKeys,
     TotalsAre,
     TrainDone,
     Want,
@@ -63,9 +62,9 @@ from evergrad.metrics import mean, result
 from evergrad.trainer import session as sessions
 from evergrad.trainer.cutting import MESSAGE_BYTES
 from evergrad.trainer.driver import Driver
-from evergrad.trainer.exchange import Exchange, Flow
-from evergrad.trainer.session import Session
-from evergrad.trainer.trainer import Answer, Identity, PushRefused, RowGrads, SpanGrads, Trainer, Void
+from evergrad.trainer.exchange import Exchange
+from evergrad.trainer.session import AtTask, Session
+from evergrad.trainer.trainer import Answer, Identity, PushRefused, Trainer, Void
 from evergrad.update import Async, Sync, Update
 
 Batches = Generator[Any, None, None]
@@ -121,7 +120,8 @@ class Job:
     def __init__(self, session: Session, schema: Schema, is_embedded: bool, is_ahead: bool = False) -> None:
         self._session = session
         self._schema = schema
-        self._is_embedded, self._is_ahead = is_embedded, is_ahead
+        self._is_embedded = is_embedded
+        self._async = AsyncTasks(session, is_ahead, self._enter, self._warn_if_no_step, self._warn)
         self._bound: BoundModel | None = None
         self._optimizer: JobOptimizer | None = None
         self._until = 0
@@ -132,7 +132,6 @@ class Job:
         self._done: Done | None = None
         self._batch: OpenBatch | None = None
         self._is_evaluating = False
-        self._pushing: tuple[AsyncTask, int, Flow[None]] | None = None
         self._loop: Callable[[], Batches | None] = lambda: None
         self._warned: set[str] = set()
 
@@ -223,6 +222,8 @@ class Job:
         try:
             while True:
                 task = self._ask(WantBatch(epoch, spec))
+                if isinstance(task, SyncTask | AsyncTask):
+                    self._session.task = AtTask(task.generation, task.attempt)
                 match task:
                     case SyncTask():
                         yield from self._sync_task(task, data, spec, shuffle)
@@ -258,59 +259,15 @@ class Job:
 
     def _async_task(self, task: AsyncTask, data: Dataset, spec: DataSpec, shuffle: bool) -> Batches:
         ids = epoch_order(spec.samples, self._schema.seed, task.epoch, np.arange(task.start, task.stop), shuffle)
-        count = -(-ids.size // spec.batch_size)
-        metrics: dict[str, Partial] = {}
 
-        def fetch(number: int) -> Fetched:
+        def fetch(number: int, held: HeldRows | None) -> Fetched:
             part = ids[number * spec.batch_size : (number + 1) * spec.batch_size]
             seed = self._mixed_seed("task", task.epoch, task.first + number, 0)
-            return self._fetch(Version(task.generation, NEWEST), data, part, seed, training=True)
+            return self._fetch(Version(task.generation, NEWEST), data, part, seed, training=True, held=held)
 
-        ahead: Fetched | None = None
-        try:
-            for number in range(self._session.driver.run(self._session.trainer.where(task)), count):
-                fetched = ahead or fetch(number)
-                ahead = fetch(number + 1) if self._is_ahead and number + 1 < count else None
-                batch = OpenBatch(task, task.first + number, fetched.samples, number)
-                yield self._enter(batch, fetched)
-                self._warn_if_no_step(batch)
-                if not batch.contributed:
-                    self._push_batch(task, number)
-                if ahead is None:
-                    self._finish_push()
-                metrics = added(metrics, batch.metrics)
-        except GeneratorExit:
-            with suppress(Void):
-                self._finish_push()
-            raise
-        except Void:
-            return
-        finally:
-            self._pushing = None
-        self._done = TrainDone(task.generation, task.attempt, True, metrics)
-
-    def _push_batch(
-        self,
-        task: AsyncTask,
-        number: int,
-        rows: Sequence[RowGrads] = (),
-        spans: Sequence[SpanGrads] = (),
-        evict: Sequence[TableKeys] = (),
-    ) -> None:
-        """Start to push a batch, once the one before is applied."""
-        self._finish_push()
-        flow = self._session.driver.start(self._session.trainer.push_batch(task, number, rows, spans, evict))
-        self._pushing = task, number, flow
-
-    def _finish_push(self) -> None:
-        """Wait until the batch on its way is applied; one that is refused counts as done with nothing in it."""
-        while self._pushing is not None:
-            (task, number, flow), self._pushing = self._pushing, None
-            try:
-                self._session.driver.run(flow)
-            except PushRefused as exc:
-                self._warn(f"a batch was left out: {exc}")
-                self._push_batch(task, number)
+        metrics = yield from self._async.run(task, self._schema, -(-ids.size // spec.batch_size), fetch)
+        if metrics is not None:
+            self._done = TrainDone(task.generation, task.attempt, True, metrics)
 
     def evaluate(self, fn: Callable[[Any], Mapping[str, Any]], dataset: object, batch_size: int) -> dict[str, Any]:
         """Evaluate the model as it is now, the work shared out among the trainers; all get the same totals.
@@ -450,13 +407,14 @@ class Job:
         assert self._optimizer is not None
         batch.has_stepped = True
         try:
-            rows, spans = bound.contribution(self._optimizer)
-            task, trainer = batch.task, self._session.trainer
+            update, task = self._schema.update, batch.task
+            rows, spans = bound.contribution(self._optimizer, update.push_every == 1, update.pull_every > 1)
             if isinstance(task, SyncTask):
+                trainer = self._session.trainer
                 push = trainer.push(task, task.step, task.index, batch.samples, rows, spans, batch.evict)
                 self._session.driver.run(push)
             else:
-                self._push_batch(task, batch.number, rows, spans, batch.evict)
+                self._async.contribute(batch, rows, spans)
             batch.contributed = True
         except Void:
             batch.is_void = True
@@ -473,6 +431,7 @@ class Job:
     def _ask(self, want: Want) -> Answer:
         """What to do next; hands in the initial values on the way if it falls to this trainer."""
         self._close_batch()
+        self._session.task = None
         while True:
             done, self._done = self._done, None
             answer = self._session.driver.run(self._session.trainer.ask(want, done))
@@ -489,12 +448,20 @@ class Job:
             return None
         return TrainDone(task.generation, task.attempt, True, {})
 
-    def _fetch(self, at: Version, data: Dataset, ids: NDArray[np.int64], seed: int, training: bool) -> "Fetched":
-        """Fetch a batch and ask for what it needs of the model."""
+    def _fetch(
+        self,
+        at: Version,
+        data: Dataset,
+        ids: NDArray[np.int64],
+        seed: int,
+        training: bool,
+        held: HeldRows | None = None,
+    ) -> "Fetched":
+        """Fetch a batch and ask for what it needs of the model, but for what is held."""
         bound = self._check_bound("batches")
         seed_generators(seed)
         batch = aligned(data.fetch(ids))
-        return Fetched(batch, bound.request(at, batch, training), seed, ids.size)
+        return Fetched(batch, bound.request(at, batch, training, held), seed, ids.size)
 
     def _enter(self, batch: "OpenBatch | None", fetched: "Fetched") -> Any:
         """Put what a batch needs into the model; raises `Void` if the version has passed."""

@@ -91,11 +91,18 @@ class UpdateName(StrEnum):
 
 
 class UpdateSpec(msgspec.Struct, frozen=True):
-    """How the pservers update: for `sync` the tasks of a step, for `async` the batches of a task."""
+    """How the pservers update: for `sync` the tasks of a step, for `async` the batches of a task.
+
+    What the options mean is said in `update.py`.
+    """
 
     name: UpdateName
     batches: OneOrMore
     backup_after_s: float | None = None
+    drop_after_s: float | None = None
+    max_staleness: Count | None = None
+    push_every: OneOrMore = 1
+    pull_every: OneOrMore = 1
 
 
 class Wire(StrEnum):

@@ -175,6 +175,27 @@ class AsyncTask(Message, frozen=True):
     first: int
 
 
+class MayBegin(Message, frozen=True):
+    """May this trainer begin another batch, having done so many in this attempt? Asked under bounded staleness."""
+
+    request: Request
+    member: Member
+    attempt: Attempt
+    done: int
+
+
+class Begin(Message, frozen=True):
+    """It may."""
+
+    request: Request
+
+
+class GiveUp(Message, frozen=True):
+    """The attempt counts no more, or not as this trainer's: ask for another task."""
+
+    request: Request
+
+
 class EvalTask(Message, frozen=True):
     """Samples [start, stop) of an evaluation dataset, with the parameters of `version`."""
 
