@@ -26,6 +26,7 @@ from evergrad.messages import (
     InitTask,
     Over,
     ParameterSpec,
+    Raised,
     SaveDone,
     SaveTask,
     Schema,
@@ -44,6 +45,7 @@ from evergrad.messages import (
 from evergrad.metrics import partial
 from evergrad.optim import SGD, Adagrad, Adam
 from evergrad.placement import slots_owned
+from evergrad.trainer.accumulated import Accumulated
 from evergrad.trainer.exchange import Flow
 from evergrad.trainer.trainer import PushRefused, RowGrads, SpanGrads, Trainer, Void
 
@@ -57,8 +59,9 @@ PARTS = (ExportPart.KEYS, ExportPart.VALUES)
 class Plan:
     """What is trained.
 
-    `break_at`: in this epoch every script leaves its loop at a task of this step or a later one. `skips`: some batches
-    are passed over, with nothing pulled and nothing pushed.
+    `break_at`: in this epoch every script leaves its loop at a task of this step or a later one (in `Async` after the
+    first batch of this task or a later one). `skips`: some batches are passed over, with nothing pulled and nothing
+    pushed. `raises_at`: the script raises in batches with these samples.
     """
 
     update: UpdateSpec
@@ -67,6 +70,7 @@ class Plan:
     epochs: int = 2
     break_at: tuple[int, int] | None = None
     skips: bool = False
+    raises_at: frozenset[int] = frozenset()
 
     @property
     def is_sync(self) -> bool:
@@ -122,6 +126,14 @@ def count_key(epoch, ids):
     return ids * 1_000 + epoch
 
 
+class _ScriptRaised(Exception):
+    """The script raises in a task."""
+
+
+class _LoopLeft(Exception):
+    """The script leaves its loop over batches."""
+
+
 class Script:
     """One trainer's script.
 
@@ -148,6 +160,12 @@ class Script:
         self._done = None
 
     def run(self) -> Flow[None]:
+        try:
+            yield from self._run()
+        except _ScriptRaised as raised:
+            yield from self.trainer.leave("raised: a traceback", raised.args[0])
+
+    def _run(self) -> Flow[None]:
         plan = self.plan
         yield from self.trainer.join()
         yield from self.trainer.agree(plan.schema)
@@ -178,16 +196,28 @@ class Script:
             task = yield from self._ask(WantBatch(epoch, self.plan.data))
             if isinstance(task, Over):
                 return
-            if self.plan.break_at is not None and self.plan.break_at[0] == epoch and task.step >= self.plan.break_at[1]:
-                self._done = BreakDone(epoch, 0)
-                return
             try:
                 yield from self._sync_task(task) if isinstance(task, SyncTask) else self._async_task(task)
             except Void:
                 continue
+            except _LoopLeft:
+                self._done = BreakDone(epoch, 0)
+                return
+
+    def _leaves(self, task, number):
+        at = self.plan.break_at
+        return at is not None and at[0] == task.epoch and number >= at[1]
+
+    def _raise_at(self, task, ids, batches):
+        """Raise as a script that does not like one of these samples."""
+        if self.plan.raises_at.intersection(ids.tolist()):
+            raise _ScriptRaised(Raised(task.generation, task.attempt, batches, "ValueError: bad"))
 
     def _sync_task(self, task: SyncTask):
+        if self._leaves(task, task.step):
+            raise _LoopLeft
         ids = self._ids(task)
+        self._raise_at(task, ids, 0)
         if self.plan.skips and task.step % 3 < 2 and task.index < 2:
             self._done = TrainDone(task.generation, task.attempt, False, {})
             return
@@ -197,18 +227,35 @@ class Script:
         self._done = TrainDone(task.generation, task.attempt, True, {})
 
     def _async_task(self, task: AsyncTask):
-        ids, size = self._ids(task), self.plan.batch_size
+        """As `job/asynchronous.py`, without reading ahead."""
+        ids, size, update = self._ids(task), self.plan.batch_size, self.plan.update
+        parts = [ids[start : start + size] for start in range(0, ids.size, size)]
         first = yield from self.trainer.where(task)
-        for number in range(first, -(-ids.size // size)):
-            part = ids[number * size : (number + 1) * size]
-            rows, spans = yield from self._gradients(task, NEWEST, part)
-            yield from self.trainer.push_batch(task, number, rows, spans)
+        for number in range(first, len(parts)):
+            if number % update.push_every == 0:
+                begin, group = number, Accumulated(self.plan.schema)
+                stop = min(number + update.push_every, len(parts))
+                samples = sum(part.size for part in parts[begin:stop])
+            if update.max_staleness is not None:
+                yield from self.trainer.may_begin(task, number - first)
+            part = parts[number]
+            self._raise_at(task, part, begin)
+            rows, spans = yield from self._gradients(task, NEWEST, part, samples / part.size, stop - begin)
+            group.add(rows, spans, part.size, ())
+            if number + 1 == stop:
+                yield from self.trainer.push_batch(task, begin, *group.together(), stop - begin)
+            if self._leaves(task, task.task):
+                raise _LoopLeft
         self._done = TrainDone(task.generation, task.attempt, True, {})
 
     def _ids(self, task):
         return epoch_order(self.plan.samples, SEED, task.epoch, np.arange(task.start, task.stop))
 
-    def _gradients(self, task, version, ids):
+    def _gradients(self, task, version, ids, share=1, batches=1):
+        """The gradients of a batch that has one of `share` parts in an update of so many `batches`.
+
+        Those that are counted come to -1 a sample, and -1 a batch.
+        """
         users = np.unique(user_of(ids))
         counts = np.sort(count_key(task.epoch, ids))
         wanted = [(USERS, users), (COUNTS, counts)]
@@ -217,13 +264,16 @@ class Script:
         sums = np.zeros(users.size, np.float32)
         np.add.at(sums, np.searchsorted(users, user_of(ids)), (ids % 5).astype(np.float32))
         of_users = pulled.rows[USERS] * np.float32(0.25) + sums[:, None]
-        rows = [RowGrads(USERS, 0.1, users, of_users), RowGrads(COUNTS, 1.0, counts, -np.ones((counts.size, 1), "f4"))]
+        rows = [
+            RowGrads(USERS, 0.1, users, of_users),
+            RowGrads(COUNTS, 1.0, counts, np.full((counts.size, 1), -share, "f4")),
+        ]
         shift = np.float32(int(ids.sum()) % 7)
         flags = np.ones(1, np.uint8)
         present = np.array([1, ids[0] % 2], np.uint8)  # a parameter that some tasks do not use
         spans = [
             SpanGrads(TRAINED, 0.05, pulled.groups[TRAINED] * np.float32(0.5) + shift, present),
-            SpanGrads(APPLIED, 1.0, -np.ones(6, np.float32), flags),
+            SpanGrads(APPLIED, 1.0, np.full(6, -batches, np.float32), flags),
             SpanGrads(AVERAGED, 0.0, pulled.groups[AVERAGED] * np.float32(0.75) + shift, flags),
             SpanGrads(LOWEST, 0.0, pulled.groups[LOWEST] * 3 + ids[0], flags),
         ]
