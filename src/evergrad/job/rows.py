@@ -36,22 +36,29 @@ class _Numbered:
 
     def __init__(self) -> None:
         self.keys = np.zeros(0, np.int64)
-        self._sorter: NDArray[np.intp] = np.zeros(0, np.intp)
+        self._sorted = self.keys
+        self._numbers: NDArray[np.int64] = np.zeros(0, np.int64)
 
     def add(self, keys: Keys) -> None:
         """Keys that are not here yet."""
         self.keys = np.concatenate([self.keys, keys]) if self.keys.size else keys
-        self._sorter = np.zeros(0, np.intp)
 
     def find(self, keys: Keys) -> NDArray[np.int64]:
-        """The numbers of these keys, -1 of those that are not here. Cost: a sort, and a search per key."""
+        """The numbers of these keys, -1 of those not here. Cost: a search a key, and a sort of those added since."""
+        self._sort_new()
         if self.keys.size == 0:
             return np.full(keys.size, -1)
-        if self._sorter.size == 0:
-            self._sorter = np.argsort(self.keys, kind="stable")
-        at = np.searchsorted(self.keys, keys, sorter=self._sorter)
-        number = self._sorter[np.minimum(at, self.keys.size - 1)]
-        return np.where(self.keys[number] == keys, number, -1)
+        at = np.minimum(np.searchsorted(self._sorted, keys), self.keys.size - 1)
+        return np.where(self._sorted[at] == keys, self._numbers[at], -1)
+
+    def _sort_new(self) -> None:
+        known = self._sorted.size
+        if known < self.keys.size:
+            new = self.keys[known:]
+            order = np.argsort(new)
+            at = np.searchsorted(self._sorted, new[order])
+            self._sorted = np.insert(self._sorted, at, new[order])
+            self._numbers = np.insert(self._numbers, at, order + known)
 
 
 class _HeldTable:

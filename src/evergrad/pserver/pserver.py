@@ -177,7 +177,7 @@ class Pserver:
     def _begin_epoch(self, epoch: int) -> None:
         """Whatever is not of this epoch or a later one has passed."""
         self._epoch, self._progress = epoch, {}
-        self._parts.clear()
+        self._parts.forget(lambda key: key[1] < epoch)
 
     def _unpark(self) -> list[Send]:
         parked, self._parked = self._parked, {}
