@@ -5,6 +5,21 @@ is the same in every resending of the request and comes back in its answer. Mess
 generation, messages of a master its term; see `docs/architecture.md` for who sends what to whom and when.
 """
 
+from evergrad.messages.checkpoints import (
+    Abandon,
+    Abandoned,
+    FileInfo,
+    FileKind,
+    Freeze,
+    Frozen,
+    Hello,
+    HelloReply,
+    Mark,
+    Marked,
+    Standing,
+    Written,
+    WrittenNoted,
+)
 from evergrad.messages.members import (
     AskLeader,
     Exited,
@@ -25,6 +40,7 @@ from evergrad.messages.model import (
     GroupSpec,
     ParameterSpec,
     Schema,
+    Source,
     TableSpec,
     UpdateName,
     UpdateSpec,
@@ -111,12 +127,15 @@ AnyMessage = (
     | Agree | Agreed | Ask | EpochIs | InitTask | SyncTask | AsyncTask | EvalTask | SaveTask | Over | TotalsAre
     | Ended | ReportMetrics | Restore | Restored | Commit | Committed | Missing | Deposed | Shutdown | Pull | Pulled
     | Stale | Push | PushBatch | Pushed | Full | Where | Here | Export | Exported | CountRows | RowCounts | AskStatus
-    | Status | StopJob | Noted
+    | Status | StopJob | Noted | Hello | HelloReply | Mark | Freeze | Frozen | Marked | Abandon | Abandoned | Written
+    | WrittenNoted
 )  # fmt: skip
 
 __all__ = [
     "INIT_STEP",
     "NEWEST",
+    "Abandon",
+    "Abandoned",
     "Address",
     "Agree",
     "Agreed",
@@ -143,8 +162,12 @@ __all__ = [
     "Export",
     "ExportPart",
     "Exported",
+    "FileInfo",
+    "FileKind",
     "Flags",
     "Floats",
+    "Freeze",
+    "Frozen",
     "Full",
     "Generation",
     "GroupGrads",
@@ -153,6 +176,8 @@ __all__ = [
     "GroupSpec",
     "Heartbeat",
     "HeartbeatReply",
+    "Hello",
+    "HelloReply",
     "Here",
     "InitTask",
     "Join",
@@ -161,6 +186,8 @@ __all__ = [
     "LeaderIs",
     "Leave",
     "Left",
+    "Mark",
+    "Marked",
     "Member",
     "MemberStatus",
     "Message",
@@ -189,7 +216,9 @@ __all__ = [
     "Schema",
     "Send",
     "Shutdown",
+    "Source",
     "Stale",
+    "Standing",
     "Status",
     "StopJob",
     "SyncTask",
@@ -210,4 +239,6 @@ __all__ = [
     "WantTotals",
     "Where",
     "Wire",
+    "Written",
+    "WrittenNoted",
 ]

@@ -131,3 +131,11 @@ class DataSpec(msgspec.Struct, frozen=True):
     samples: Count
     fingerprint: str
     batch_size: OneOrMore
+
+
+class Source(msgspec.Struct, frozen=True):
+    """A checkpoint to restore from. `warm`: take rows and dense values, and begin with version 0 of epoch 0."""
+
+    url: str
+    serial: int
+    warm: bool = False

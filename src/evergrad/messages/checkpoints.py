@@ -1,0 +1,133 @@
+"""Checkpoints: the cut, what was written of it, and the facts to restore from."""
+
+from enum import StrEnum
+
+import msgspec
+
+from evergrad.messages.parameters import Commit
+from evergrad.messages.types import Generation, Member, Message, Place, Term
+
+Standing = tuple[tuple[int, int], ...]
+"""Of an asynchronous epoch: (task, how many of its batches are applied), by task; tasks not begun may be left out."""
+
+
+class FileKind(StrEnum):
+    """What a file of a checkpoint holds."""
+
+    ROWS = "rows"
+    """Rows of a range of slots of one table, with state and notes, and its candidates."""
+    DENSE = "dense"
+    """A place's spans of parameters and buffers."""
+    OPTIMIZER = "optimizer"
+    """A place's spans of the optimizer state of parameters, and their counts of updates."""
+
+
+class FileInfo(msgspec.Struct, frozen=True):
+    """A file as its writer reports it: `path` inside the checkpoint, BLAKE2b with 16 bytes in hexadecimal.
+
+    `slots`, of rows only, is the range [start, stop) of slots that the file covers.
+    """
+
+    path: str
+    bytes: int
+    blake2b: str
+    kind: FileKind
+    place: Place
+    table: str | None = None
+    slots: tuple[int, int] | None = None
+    rows: int = 0
+    candidates: int = 0
+
+
+class Hello(Message, frozen=True):
+    """A new master leads: refuse older ones from now on, and say where you stand."""
+
+    term: Term
+
+
+class HelloReply(Message, frozen=True):
+    """Where a pserver stands: what it applied last, and in `async` the epoch and how far its tasks are."""
+
+    term: Term
+    generation: Generation
+    member: Member
+    place: Place
+    version: int
+    last_commit: Commit | None
+    epoch: int
+    standing: Standing
+
+
+class Mark(Message, frozen=True):
+    """Cut here: in `sync` at `version`; in `async` once exactly `standing` of `epoch` is applied, then go on."""
+
+    term: Term
+    generation: Generation
+    serial: int
+    version: int
+    epoch: int
+    standing: Standing
+
+
+class Freeze(Message, frozen=True):
+    """Apply no batch until this serial is marked or abandoned, and say how far the tasks are."""
+
+    term: Term
+    generation: Generation
+    serial: int
+
+
+class Frozen(Message, frozen=True):
+    """How far the tasks of `epoch` are here while this serial freezes them."""
+
+    term: Term
+    generation: Generation
+    place: Place
+    serial: int
+    epoch: int
+    standing: Standing
+
+
+class Marked(Message, frozen=True):
+    """The cut of this serial is taken; its files are being written."""
+
+    term: Term
+    generation: Generation
+    place: Place
+    serial: int
+
+
+class Abandon(Message, frozen=True):
+    """Give this serial up for ever: forget its cut, write no more of it, thaw."""
+
+    term: Term
+    generation: Generation
+    serial: int
+
+
+class Abandoned(Message, frozen=True):
+    """Nothing is done for this serial any more."""
+
+    term: Term
+    generation: Generation
+    place: Place
+    serial: int
+
+
+class Written(Message, frozen=True):
+    """All files of this place's part of a cut are durable, or the writing has failed; told until it is noted."""
+
+    generation: Generation
+    place: Place
+    serial: int
+    files: tuple[FileInfo, ...]
+    updates: dict[str, int]
+    """How often each table was updated up to the cut, by name."""
+    failure: str | None = None
+
+
+class WrittenNoted(Message, frozen=True):
+    """The master has heard that."""
+
+    term: Term
+    serial: int
