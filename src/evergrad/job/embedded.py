@@ -6,7 +6,7 @@ from math import inf
 
 from evergrad.errors import InvariantError
 from evergrad.kernels.warm import warm
-from evergrad.master.master import Master
+from evergrad.master.master import Master, Settings
 from evergrad.messages import Address, AnyMessage, Join, Member, Message, Place, Request, Role, Send
 from evergrad.pserver.pserver import Pserver
 
@@ -24,7 +24,7 @@ class LocalNetwork:
 
     def __init__(self, pservers: int) -> None:
         warm()
-        self.master = Master("embedded", pservers, lease_s=inf)
+        self.master = Master(Settings("embedded", pservers, lease_s=inf))
         self._now_s = 0.0
         self._roles: dict[str, Handle] = {MASTER: lambda src, message: self.master.handle(src, message, self._now_s)}
         self._queue: deque[tuple[str, str, Message]] = deque()

@@ -65,7 +65,7 @@ from evergrad.trainer.cutting import MESSAGE_BYTES
 from evergrad.trainer.driver import Driver
 from evergrad.trainer.exchange import Exchange, Flow
 from evergrad.trainer.session import Session
-from evergrad.trainer.trainer import Answer, Identity, PushRefused, RowGrads, SpanGrads, Trainer, Void
+from evergrad.trainer.trainer import Answer, Identity, Offer, PushRefused, RowGrads, SpanGrads, Trainer, Void
 from evergrad.update import Async, Sync, Update
 
 Batches = Generator[Any, None, None]
@@ -158,7 +158,7 @@ class Job:
         groups = tuple(group.spec for group in bound.groups)
         rates = optimizer.fixed_rates()
         schema = msgspec.structs.replace(self._schema, tables=bound.tables, groups=groups, rates=rates)
-        self._session.driver.run(self._session.trainer.agree(schema, bound.initial_digest()))
+        self._session.driver.run(self._session.trainer.agree(schema, Offer(bound.initial_digest())))
         self._schema, self._bound, self._optimizer = schema, bound, optimizer
         return optimizer
 

@@ -5,7 +5,7 @@ import logging
 import os
 from pathlib import Path
 
-from evergrad.master.master import Master
+from evergrad.master.master import Master, Settings
 from evergrad.messages import Send
 from evergrad.wire.process import PARENT, is_orphan, log_to_stderr, on_sigterm, run, serve, write_atomically
 from evergrad.wire.transport import Listener, new_member
@@ -61,7 +61,7 @@ def main() -> int:
     parser.add_argument("--lease", type=float, default=LEASE_S, help="seconds of silence until a member counts as dead")
     options = parser.parse_args()
     log_to_stderr()
-    process = Process(Master(options.job, options.pservers, options.lease))
+    process = Process(Master(Settings(options.job, options.pservers, options.lease)))
     listener = Listener(options.job, new_member("master"), options.listen)
     listener.counters = process.master.counters  # what the wire refuses is counted in the job's status too
     try:

@@ -100,6 +100,12 @@ class TaskPool:
             if held and not task.open:
                 self._todo[index] = None
 
+    def release_all(self) -> None:
+        """Give up what all hold; no attempt so far counts any more."""
+        self._index_of = {}
+        self._todo |= dict.fromkeys(self._tasks)
+        self._tasks = {}
+
     def all_done(self) -> bool:
         """Whether nothing is todo or pending."""
         return not self._fresh_left and not self._todo and not self._tasks

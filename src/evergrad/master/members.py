@@ -9,7 +9,7 @@ from evergrad.messages import Address, Member, MemberStatus, Place, Role
 
 @dataclass(slots=True)
 class MemberState:
-    """A member. `seen_s` is when it was last heard of; `idle_s` how long its loop had not turned then."""
+    """A member. `seen_s` is when it was last heard of (infinity: not yet), `idle_s` how long its loop stood then."""
 
     member: Member
     role: Role
@@ -75,6 +75,15 @@ class Members:
         """
         leases = {Role.PSERVER: max(self.lease_s, PSERVER_LEASE_S)}
         return [m for m in self._members.values() if now - m.seen_s > leases.get(m.role, self.lease_s)]
+
+    def find(self, member: Member) -> MemberState | None:
+        """This member, if it is one."""
+        return self._members.get(member)
+
+    def begin_leases(self, now: float) -> None:
+        """The leases of those never heard of, whom another master knew, begin now."""
+        for member in self._members.values():
+            member.seen_s = min(now, member.seen_s)
 
     def excuse(self, seconds: float) -> None:
         """Nobody could be heard for so long, since the master itself did not listen."""

@@ -16,6 +16,7 @@ from evergrad.messages import (
     Restored,
     Schema,
     Send,
+    Source,
     Term,
 )
 
@@ -30,13 +31,22 @@ class Pservers:
     a batch that needs nothing of the model and trains nothing may be done before.
     """
 
-    def __init__(self, term: Term, generation: Generation, at: tuple[PserverAt, ...], schema: Schema) -> None:
+    def __init__(
+        self,
+        term: Term,
+        generation: Generation,
+        at: tuple[PserverAt, ...],
+        schema: Schema,
+        source: Source | None,
+        are_restored: bool = False,
+    ) -> None:
         self.at = at
+        self.loaded: dict[Place, Restored] = {}
         self._open: dict[Address, deque[Message]] = {p.address: deque() for p in at}
         self._sent_s, self._told_s = -inf, inf
-        self.are_restored = False
-        for p in at:
-            self._open[p.address].append(Restore(term, generation, p.member, p.place, len(at), schema, None))
+        self.are_restored = are_restored
+        for p in at if not are_restored else ():
+            self._open[p.address].append(Restore(term, generation, p.member, p.place, len(at), schema, source))
 
     def commit(self, commit: Commit) -> None:
         """Have a commit sent to all."""
@@ -48,6 +58,7 @@ class Pservers:
         """A pserver holds the generation's model."""
         address = self._address(message.place, message.member)
         if address is not None and isinstance(self._told(address), Restore):
+            self.loaded[message.place] = message
             self._acknowledge(address)
             self.are_restored = self.are_restored or self.have_acknowledged
 

@@ -1,5 +1,7 @@
 """Whether two trainers train the same model."""
 
+import msgspec
+
 from evergrad.init_rows import Initializer
 from evergrad.messages import GroupSpec, Schema, TableSpec
 from evergrad.optim import RuleSpec
@@ -11,6 +13,25 @@ def difference(first: Schema, other: Schema) -> str | None:
     if found is None:
         return None
     return f"this trainer's model is not the job's: {found}; run the same script with the same arguments everywhere"
+
+
+def refuse_checkpoint(saved: Schema, model: Schema, name: str, is_warm: bool) -> str | None:
+    """Why this model cannot go on with a checkpoint, in one sentence; None if it can.
+
+    Learning rates may be others. A warm start needs the same tables and parameters only, whose rules have the same
+    state.
+    """
+    same = msgspec.structs.replace(saved, rates=model.rates, wire=model.wire)
+    if is_warm:
+        same = msgspec.structs.replace(same, update=model.update, seed=model.seed)
+    found = _difference(same, model)
+    if found is None:
+        return None
+    found = found.replace("the job's", "the checkpoint's")
+    return (
+        f"checkpoint {name} is not of this model: {found}; run the script that made it, or start anew with --resume"
+        " never"
+    )
 
 
 def _difference(first: Schema, other: Schema) -> str | None:

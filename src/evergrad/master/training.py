@@ -11,7 +11,9 @@ from evergrad.messages import (
     DataSpec,
     Generation,
     Member,
+    Progress,
     Request,
+    Standing,
     SyncTask,
     Term,
     TrainDone,
@@ -76,6 +78,8 @@ class Epoch(ABC):
         self.number, self.data = number, data
         self.step, self.steps = 0, steps
         self.is_closed = steps == 0
+        self.is_left = False
+        """Whether it was ended early."""
         self._patience = patience
 
     @abstractmethod
@@ -87,6 +91,10 @@ class Epoch(ABC):
         """A task is reported done; returns how many samples count as trained by it: 0 if it counts no more."""
 
     @abstractmethod
+    def progress(self) -> Progress:
+        """How far it is."""
+
+    @abstractmethod
     def commit(self) -> Sequence[tuple[int, Attempt]] | None:
         """Once all tasks of a step are done: the pushes to apply; the next step's tasks open."""
 
@@ -96,7 +104,7 @@ class Epoch(ABC):
 
     def close(self) -> None:
         """End the epoch here, in `Sync` at the last committed step."""
-        self.is_closed = True
+        self.is_closed = self.is_left = True
 
     def waits_for(self) -> dict[int, tuple[Member, float]]:
         """The tasks pending, with who holds them and since when."""
@@ -122,11 +130,20 @@ class SyncEpoch(Epoch):
     """An epoch under `Sync`: steps of up to K tasks, one batch each; task k is the next batch of stream k."""
 
     def __init__(
-        self, number: int, data: DataSpec, streams: int, version: int, numbers: AttemptNumbers, patience: Patience
+        self,
+        number: int,
+        data: DataSpec,
+        streams: int,
+        version: int,
+        numbers: AttemptNumbers,
+        patience: Patience,
+        step: int = 0,
     ) -> None:
         super().__init__(number, data, sync_steps(data.samples, streams, data.batch_size), patience)
+        self.step = step
+        self.is_closed = step >= self.steps
         self._streams = streams
-        self._first_version = version
+        self._first_version = version - step
         self._numbers = numbers
         self._owners: dict[int, Member] = {}
         self._chosen: dict[int, Attempt | None] = {}
@@ -162,6 +179,16 @@ class SyncEpoch(Epoch):
         self._pool = self._open_step()
         return chosen
 
+    def progress(self) -> Progress:
+        """Its steps are versions."""
+        return Progress(
+            version=self._first_version + self.step,
+            epoch=self.number,
+            data=self.data,
+            first_version=self._first_version,
+            is_closed=self.is_closed,
+        )
+
     def _open_step(self) -> TaskPool:
         self._chosen = {}
         indices = range(0) if self.is_closed else range(self._streams)
@@ -176,12 +203,23 @@ class AsyncEpoch(Epoch):
     """An epoch under `Async`: tasks of several batches in any order; the pservers count the batches."""
 
     def __init__(
-        self, number: int, data: DataSpec, batches: int, first: int, numbers: AttemptNumbers, patience: Patience
+        self,
+        number: int,
+        data: DataSpec,
+        batches: int,
+        first: int,
+        numbers: AttemptNumbers,
+        patience: Patience,
+        standing: Standing = (),
     ) -> None:
         super().__init__(number, data, async_tasks(data.samples, data.batch_size, batches), patience)
         self._batches = batches
         self._first = first
-        self._pool = TaskPool(range(self.steps), numbers, None)
+        done = {task for task, applied in standing if applied >= self._batches_of(task)}
+        self.step = len(done)
+        self.is_closed = self.step == self.steps
+        self._done_before = len(done)
+        self._pool = TaskPool([task for task in range(self.steps) if task not in done], numbers, None)
 
     def hand_out(self, member: Member, now: Now) -> AsyncTask | None:
         """Any task."""
@@ -198,7 +236,7 @@ class AsyncEpoch(Epoch):
         task = self._finish(done, now_s)
         if task is None:
             return 0
-        self.step = self._pool.done
+        self.step = self._done_before + self._pool.done
         self.is_closed = self._pool.all_done()
         start, stop = self._samples(task)
         return stop - start
@@ -206,6 +244,17 @@ class AsyncEpoch(Epoch):
     def commit(self) -> None:
         """There is nothing to commit: batches are applied as they come."""
         return
+
+    def progress(self) -> Progress:
+        """How far its tasks are only the pservers know."""
+        batches = self._first - (-self.data.samples // self.data.batch_size)
+        return Progress(
+            epoch=self.number, data=self.data, first_batch=self._first, batches=batches, is_closed=self.is_closed
+        )
+
+    def _batches_of(self, task: int) -> int:
+        start, stop = self._samples(task)
+        return -(-(stop - start) // self.data.batch_size)
 
     def _samples(self, task: int) -> tuple[int, int]:
         return async_task(self.data.samples, self.data.batch_size, self._batches, task)
@@ -225,7 +274,7 @@ class Training:
         self._update = update
         self._numbers = numbers
         self._patience = Patience(update.backup_after_s, update.batches if update.name is UpdateName.SYNC else 1)
-        self._batches = 0
+        self._batches = self._batches_before = 0
 
     @property
     def number(self) -> int:
@@ -239,11 +288,35 @@ class Training:
 
     def open(self, number: int, data: DataSpec) -> Epoch:
         """Begin an epoch."""
+        return self._go_on(number, data, 0, self._batches, ())
+
+    def progress(self) -> Progress:
+        """How far it is; in `async` without the standing of tasks, which only the pservers know."""
+        return Progress(version=self.version) if self.epoch is None else self.epoch.progress()
+
+    def restore(self, progress: Progress) -> None:
+        """Go on from there; who held what is forgotten."""
+        self.version, self.epoch, self._batches = progress.version, None, 0
+        if progress.data is not None:
+            step = progress.version - progress.first_version
+            epoch = self._go_on(progress.epoch, progress.data, step, progress.first_batch, progress.standing)
+            if progress.is_closed:
+                epoch.close()
+
+    @property
+    def steps(self) -> int:
+        """Steps so far; in `async` batches of tasks that are done."""
         if self._update.name is UpdateName.SYNC:
-            streams = self._update.batches
-            self.epoch = SyncEpoch(number, data, streams, self.version, self._numbers, self._patience)
+            return self.version
+        done = self.epoch.step * self._update.batches if self.epoch is not None else 0
+        return self._batches_before + done
+
+    def _go_on(self, number: int, data: DataSpec, step: int, first_batch: int, standing: Standing) -> Epoch:
+        batches = self._update.batches
+        if self._update.name is UpdateName.SYNC:
+            self.epoch = SyncEpoch(number, data, batches, self.version, self._numbers, self._patience, step)
         else:
-            batches = self._update.batches
-            self.epoch = AsyncEpoch(number, data, batches, self._batches, self._numbers, self._patience)
-            self._batches += -(-data.samples // data.batch_size)
+            self._batches_before = first_batch
+            self.epoch = AsyncEpoch(number, data, batches, first_batch, self._numbers, self._patience, standing)
+            self._batches = first_batch - (-data.samples // data.batch_size)
         return self.epoch

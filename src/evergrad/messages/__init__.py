@@ -16,6 +16,7 @@ from evergrad.messages.checkpoints import (
     HelloReply,
     Mark,
     Marked,
+    Progress,
     Standing,
     Written,
     WrittenNoted,
@@ -34,6 +35,7 @@ from evergrad.messages.members import (
     Unknown,
 )
 from evergrad.messages.model import (
+    CheckpointSpec,
     DataSpec,
     Evict,
     GroupKind,
@@ -78,6 +80,7 @@ from evergrad.messages.tasks import (
     Agree,
     Agreed,
     Ask,
+    AskCheckpoint,
     AsyncTask,
     BreakDone,
     Done,
@@ -92,6 +95,7 @@ from evergrad.messages.tasks import (
     ReportMetrics,
     SaveDone,
     SaveTask,
+    StartAgain,
     SyncTask,
     TotalsAre,
     TrainDone,
@@ -128,7 +132,7 @@ AnyMessage = (
     | Ended | ReportMetrics | Restore | Restored | Commit | Committed | Missing | Deposed | Shutdown | Pull | Pulled
     | Stale | Push | PushBatch | Pushed | Full | Where | Here | Export | Exported | CountRows | RowCounts | AskStatus
     | Status | StopJob | Noted | Hello | HelloReply | Mark | Freeze | Frozen | Marked | Abandon | Abandoned | Written
-    | WrittenNoted
+    | WrittenNoted | AskCheckpoint | StartAgain
 )  # fmt: skip
 
 __all__ = [
@@ -142,11 +146,13 @@ __all__ = [
     "AnyArray",
     "AnyMessage",
     "Ask",
+    "AskCheckpoint",
     "AskLeader",
     "AskStatus",
     "AsyncTask",
     "Attempt",
     "BreakDone",
+    "CheckpointSpec",
     "Commit",
     "Committed",
     "CountRows",
@@ -198,6 +204,7 @@ __all__ = [
     "ParameterSpec",
     "Partial",
     "Place",
+    "Progress",
     "PserverAt",
     "Pull",
     "Pulled",
@@ -219,6 +226,7 @@ __all__ = [
     "Source",
     "Stale",
     "Standing",
+    "StartAgain",
     "Status",
     "StopJob",
     "SyncTask",

@@ -4,11 +4,35 @@ from enum import StrEnum
 
 import msgspec
 
+from evergrad.messages.model import DataSpec
 from evergrad.messages.parameters import Commit
 from evergrad.messages.types import Generation, Member, Message, Place, Term
 
 Standing = tuple[tuple[int, int], ...]
 """Of an asynchronous epoch: (task, how many of its batches are applied), by task; tasks not begun may be left out."""
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """How far training is: of a cut in its manifest, of the present epoch in the master's record."""
+
+    version: int = 0
+    """The version a cut shows; in `async` not used."""
+    epoch: int = -1
+    """The last epoch begun; -1 before the first."""
+    data: DataSpec | None = None
+    """What it goes over."""
+    first_version: int = 0
+    """The version at which it began."""
+    first_batch: int = 0
+    """In `async` the number, over all epochs, of its first batch."""
+    batches: int = 0
+    """In `async` the batches of all epochs begun."""
+    standing: Standing = ()
+    """In `async` how far its tasks are; not used where it is closed."""
+    is_closed: bool = False
+    """Whether it is over."""
+    left_until: int = 0
+    """Scripts have left their loops over epochs up to this one."""
 
 
 class FileKind(StrEnum):

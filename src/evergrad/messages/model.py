@@ -97,6 +97,11 @@ class UpdateSpec(msgspec.Struct, frozen=True):
     batches: OneOrMore
     backup_after_s: float | None = None
 
+    @property
+    def is_sync(self) -> bool:
+        """Whether parameters change by commits."""
+        return self.name is UpdateName.SYNC
+
 
 class Wire(StrEnum):
     """What a number of a row or of its gradient is on the wire; the pservers compute with float32 in any case."""
@@ -139,3 +144,12 @@ class Source(msgspec.Struct, frozen=True):
     url: str
     serial: int
     warm: bool = False
+
+
+class CheckpointSpec(msgspec.Struct, frozen=True):
+    """Where checkpoints go, when they are made besides the first and that of each epoch's end, and how many stay."""
+
+    url: str
+    every_steps: int | None = None
+    every_s: float | None = None
+    keep: int = 3

@@ -50,10 +50,14 @@ class Status(Message, frozen=True):
 
 
 class StopJob(Message, frozen=True):
-    """The launcher asks the master to end the job, with this failure or without one."""
+    """The launcher asks the master to end the job, with this failure or without one.
+
+    `grace_s`: after one more checkpoint, if it is made within so many seconds; None: at once.
+    """
 
     request: Request
     failure: str | None
+    grace_s: float | None = None
 
 
 class Noted(Message, frozen=True):

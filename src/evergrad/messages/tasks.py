@@ -2,20 +2,23 @@
 
 import msgspec
 
-from evergrad.messages.model import DataSpec, Schema
+from evergrad.messages.model import CheckpointSpec, DataSpec, Schema
 from evergrad.messages.types import Address, Attempt, Generation, Member, Message, Numbers, Place, Request, Term
 
 
 class Agree(Message, frozen=True):
     """A trainer names the model it trains. Answered when all pservers hold it, or with what differs.
 
-    `initial` is a digest of the dense values it was made with.
+    `initial` is a digest of the dense values it was made with; the first trainer's `checkpoints` count, and the
+    checkpoint it would begin with where there is none of the job's own (`warm_start`).
     """
 
     request: Request
     member: Member
     schema: Schema
     initial: str = ""
+    checkpoints: CheckpointSpec | None = None
+    warm_start: str | None = None
 
 
 class PserverAt(msgspec.Struct, frozen=True):
@@ -218,9 +221,23 @@ class Ended(Message, frozen=True):
 
 
 class ReportMetrics(Message, frozen=True):
-    """Metrics the script reported for an epoch; shown by the launcher."""
+    """Metrics the script reported for an epoch, to be shown; `best` rates the checkpoint of its end."""
 
     request: Request
     member: Member
     epoch: int
     metrics: dict[str, float]
+    best: float | None = None
+
+
+class AskCheckpoint(Message, frozen=True):
+    """Make a checkpoint soon."""
+
+    request: Request
+    member: Member
+
+
+class StartAgain(Message, frozen=True):
+    """The job has fallen back behind where the asker's script is: the process must start its script again."""
+
+    request: Request

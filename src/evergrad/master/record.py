@@ -1,0 +1,75 @@
+"""The record: the few facts that the next master must know, written before the first message that follows from them."""
+
+import msgspec
+
+from evergrad.master.checkpoints import Durable
+from evergrad.messages import (
+    CheckpointSpec,
+    DataSpec,
+    Generation,
+    Partial,
+    Progress,
+    PserverAt,
+    Schema,
+    Source,
+    Term,
+)
+
+
+class Found(msgspec.Struct, frozen=True):
+    """What was found. `source` None: nothing to begin with."""
+
+    durable: tuple[Durable, ...] = ()
+    """Of the job's own place, oldest first."""
+    next_serial: int = 0
+    source: Source | None = None
+    schema: Schema | None = None
+    progress: Progress = Progress()
+    failure: str | None = None
+
+
+class EvaluationDone(msgspec.Struct, frozen=True):
+    """An evaluation that is done: its epoch, its number there, and what came of it."""
+
+    epoch: int
+    ordinal: int
+    data: DataSpec
+    totals: dict[str, Partial]
+    failure: str | None
+
+
+class SavingDone(msgspec.Struct, frozen=True):
+    """A saving that is done: its epoch, its number there, and what came of it."""
+
+    epoch: int
+    ordinal: int
+    path: str
+    failure: str | None
+
+
+class Record(msgspec.Struct, frozen=True):
+    """What a master has decided. `progress` is of the epoch begun last; versions within it the pservers know."""
+
+    job: str
+    term: Term
+    generation: Generation = Generation(0)
+    schema: Schema | None = None
+    spec: CheckpointSpec | None = None
+    found: Found | None = None
+    """What there was at the start of the job."""
+    source: Source | None = None
+    """What the generation was restored from."""
+    pservers: tuple[PserverAt, ...] = ()
+    names: tuple[tuple[str, int], ...] = ()
+    """Name and pid of each."""
+    next_serial: int = 0
+    durable: tuple[Durable, ...] = ()
+    progress: Progress = Progress()
+    passed: int = -1
+    """The last epoch whose batches scripts are past."""
+    epochs: int = 0
+    evaluations: tuple[EvaluationDone, ...] = ()
+    savings: tuple[SavingDone, ...] = ()
+    reported: dict[int, dict[str, float]] = {}
+    ended: bool = False
+    failure: str | None = None
