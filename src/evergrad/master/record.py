@@ -1,7 +1,11 @@
 """The record: the few facts that the next master must know, written before the first message that follows from them."""
 
-import msgspec
+from typing import Any
 
+import msgspec
+import numpy as np
+
+from evergrad.errors import CheckpointError
 from evergrad.master.checkpoints import Durable
 from evergrad.messages import (
     CheckpointSpec,
@@ -73,3 +77,30 @@ class Record(msgspec.Struct, frozen=True):
     reported: dict[int, dict[str, float]] = {}
     ended: bool = False
     failure: str | None = None
+
+
+def encode(record: Record) -> bytes:
+    """The record as JSON."""
+    return msgspec.json.encode(record, enc_hook=_to_list)
+
+
+def decode(data: bytes) -> Record:
+    """The record in this JSON.
+
+    Raises:
+        CheckpointError: there is none in it.
+    """
+    try:
+        return msgspec.json.decode(data, type=Record, dec_hook=_to_array)
+    except msgspec.MsgspecError as exc:
+        raise CheckpointError(f"the job's record cannot be read: {exc}; start the job anew") from exc
+
+
+def _to_list(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return {"shape": value.shape, "values": value.reshape(-1).tolist()}
+    raise NotImplementedError
+
+
+def _to_array(kind: type, value: Any) -> Any:
+    return np.array(value["values"], np.float64).reshape(value["shape"])
