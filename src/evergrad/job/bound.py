@@ -200,7 +200,11 @@ class BoundModel:
             try:
                 return run(trainer.pull(at.generation, at.version, wanted, [], not training)).rows[0]
             except Void as void:
-                return run(trainer.pull(void.generation, NEWEST, wanted, [], not training)).rows[0]
+                generation = void.generation
+            try:
+                return run(trainer.pull(generation, NEWEST, wanted, [], not training)).rows[0]
+            except Void:  # the pservers of this generation are gone, or not there yet
+                return np.zeros((keys.size, self.tables[table].dim), np.float32)
 
         return pull
 

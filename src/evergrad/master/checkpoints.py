@@ -44,7 +44,8 @@ SERIALS = 16
 
 
 class Durable(msgspec.Struct, frozen=True):
-    """A checkpoint that exists; `best` is what the script's `best=` made of the metrics reported for its version."""
+    """A checkpoint that exists; `best` is what the script's `best=` made of the metrics of its version: less is better.
+    """
 
     serial: int
     progress: Progress
@@ -262,7 +263,7 @@ class Checkpoints:
         """The serials that stay: the newest ones, the best, and what the present generation was restored from."""
         keep = self.spec.keep if self.spec is not None else 0
         rated = [(d.best, d.serial) for d in self.durable if d.best is not None]
-        best = {max(rated)[1]} if rated else set()
+        best = {min(rated)[1]} if rated else set()
         return {d.serial for d in self.durable[-keep:]} | best | ({restored} if restored is not None else set())
 
     def take_notes(self) -> list[str]:

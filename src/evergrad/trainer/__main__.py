@@ -10,12 +10,15 @@ from pathlib import Path
 from evergrad.errors import ConfigError, EvergradError, Fenced, Unavailable
 from evergrad.trainer import session
 from evergrad.trainer.driver import LEFT_STATUS, Leaving
-from evergrad.trainer.trainer import JobOver
+from evergrad.trainer.trainer import AGAIN_STATUS, JobOver, MustStartAgain
 from evergrad.wire.process import log_to_stderr, on_sigterm
 
 
 def main() -> int:
-    """Run the script; returns the exit status: the job's, or 143 after SIGTERM, or 2 for a mistake of this script."""
+    """Run the script; returns the exit status.
+
+    The job's, or 143 after SIGTERM, 75 to be started again, or 2 for a mistake of this script.
+    """
     options = _parse()
     log_to_stderr()
     os.environ.update({session.MASTER: options.master, session.JOB: options.job, session.NAME: options.name})
@@ -33,6 +36,9 @@ def main() -> int:
     except Leaving:
         _goodbye(None)
         return LEFT_STATUS
+    except MustStartAgain:
+        _goodbye(None)
+        return AGAIN_STATUS
     except JobOver as over:
         _goodbye(None)
         return 0 if over.failure is None else 1
@@ -62,7 +68,7 @@ def _run(script: Path, args: list[str]) -> int:
         _run_script(script)
         if session.current is not None:
             session.current.finish()
-    except (Leaving, JobOver):
+    except (Leaving, JobOver, MustStartAgain):
         raise
     except SystemExit as exit:
         how = f"with status {exit.code}" if isinstance(exit.code, int | None) else f"saying {exit.code!r}"
@@ -91,7 +97,7 @@ def _run_script(script: Path) -> None:
         runpy.run_path(str(script), run_name="__main__")
     except SystemExit as exit:
         is_inside = session.current is not None and session.current.inside
-        if isinstance(exit, Leaving | JobOver) or exit.code not in (None, 0) or is_inside:
+        if isinstance(exit, Leaving | JobOver | MustStartAgain) or exit.code not in (None, 0) or is_inside:
             raise
 
 

@@ -66,6 +66,7 @@ def connect(environment: Mapping[str, str], numerics: str) -> Session:
         return member
 
     trainer = Trainer(exchange, master, Identity(name, os.getpid(), numerics), incarnation)
+    driver.hear = trainer.hear
     current = Session(trainer, driver)
     driver.run(trainer.join())
     return current
