@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from evergrad.checkpoint.model import new_model
+from evergrad.checkpoint.plan import Checkpoints
+from evergrad.checkpoint.storage import absolute_url
 from evergrad.checks import whole_number
 from evergrad.data.dataset import Dataset
 from evergrad.data.order import epoch_order
@@ -65,13 +67,21 @@ from evergrad.trainer.cutting import MESSAGE_BYTES
 from evergrad.trainer.driver import Driver
 from evergrad.trainer.exchange import Exchange, Flow
 from evergrad.trainer.session import Session
-from evergrad.trainer.trainer import Answer, Identity, Offer, PushRefused, RowGrads, SpanGrads, Trainer, Void
+from evergrad.trainer.trainer import NO_OFFER, Answer, Identity, Offer, PushRefused, RowGrads, SpanGrads, Trainer, Void
 from evergrad.update import Async, Sync, Update
 
 Batches = Generator[Any, None, None]
 
 
-def init(update: Update | None = None, *, seed: int = 0, threads: int = 1, wire: str = "float32") -> "Job":
+def init(
+    update: Update | None = None,
+    *,
+    seed: int = 0,
+    threads: int = 1,
+    wire: str = "float32",
+    checkpoints: Checkpoints | None = None,
+    warm_start: str | os.PathLike[str] | None = None,
+) -> "Job":
     """Take part in a job: the one that `evergrad run` started this process for, else one inside this process.
 
     Random generators of Python, numpy and torch are seeded, so that every trainer makes the same model.
@@ -82,6 +92,10 @@ def init(update: Update | None = None, *, seed: int = 0, threads: int = 1, wire:
         threads: how many threads torch computes with, the same however the job is started.
         wire: what rows and their gradients are on the wire: "float32", or "bfloat16" or "float16" for half the bytes;
             the pservers keep and update float32.
+        checkpoints: where and when checkpoints are made; `evergrad run --checkpoints` goes before its URL. A job that
+            finds some there goes on with the newest.
+        warm_start: a checkpoint whose rows and parameters a new job begins with, at epoch 0: a folder or URL as
+            `evergrad checkpoints show` takes it.
 
     Raises:
         ConfigError: an argument that makes no sense, or the job refuses this process.
@@ -94,11 +108,14 @@ def init(update: Update | None = None, *, seed: int = 0, threads: int = 1, wire:
     if wire not in list(Wire):
         raise ConfigError(f"wire is {wire!r}; give one of {', '.join(Wire)}")
     torch.set_num_threads(threads)
+    if not isinstance(checkpoints, Checkpoints | None):
+        raise ConfigError(f"checkpoints is {checkpoints!r}; give eg.Checkpoints(url, ...)")
+    offer = Offer("", checkpoints.spec() if checkpoints else None, absolute_url(warm_start) if warm_start else None)
     is_embedded = sessions.MASTER not in os.environ
     session = embedded_session() if is_embedded else sessions.connect(os.environ, fingerprint())
     seed_generators(seed)
     is_ahead = isinstance(update, Async) and update.ahead
-    return Job(session, Schema(seed, spec, (), (), Wire(wire)), is_embedded, is_ahead)
+    return Job(session, Schema(seed, spec, (), (), Wire(wire)), is_embedded, is_ahead, checkpoints, offer)
 
 
 def embedded_session(pservers: int = 1, message_bytes: int = MESSAGE_BYTES) -> Session:
@@ -118,8 +135,17 @@ class Job:
     the job ends elsewhere, the script is left by a `SystemExit`.
     """
 
-    def __init__(self, session: Session, schema: Schema, is_embedded: bool, is_ahead: bool = False) -> None:
+    def __init__(
+        self,
+        session: Session,
+        schema: Schema,
+        is_embedded: bool,
+        is_ahead: bool = False,
+        checkpoints: Checkpoints | None = None,
+        offer: Offer = NO_OFFER,
+    ) -> None:
         self._session = session
+        self._checkpoints, self._offer = checkpoints, offer
         self._schema = schema
         self._is_embedded, self._is_ahead = is_embedded, is_ahead
         self._bound: BoundModel | None = None
@@ -158,7 +184,8 @@ class Job:
         groups = tuple(group.spec for group in bound.groups)
         rates = optimizer.fixed_rates()
         schema = msgspec.structs.replace(self._schema, tables=bound.tables, groups=groups, rates=rates)
-        self._session.driver.run(self._session.trainer.agree(schema, Offer(bound.initial_digest())))
+        offer = self._offer._replace(initial=bound.initial_digest())
+        self._session.driver.run(self._session.trainer.agree(schema, offer))
         self._schema, self._bound, self._optimizer = schema, bound, optimizer
         return optimizer
 
@@ -375,11 +402,20 @@ class Job:
             self._batch.metrics = added(self._batch.metrics, part)
             return
         numbers = numbers_of(metrics)
-        self._session.driver.run(self._session.trainer.report(max(self._place, 0), numbers))
+        best = self._checkpoints.score(numbers) if self._checkpoints else None
+        self._session.driver.run(self._session.trainer.report(max(self._place, 0), numbers, best))
         if self._is_embedded:
             shown = "  ".join(f"{name} {value:.5g}" for name, value in numbers.items())
             where = f"epoch {self._place}" if self._epoch is not None else "outside the epochs"
             print(f"{where}: {shown}", flush=True)  # noqa: T201  # showing is what it is for
+
+    def save_checkpoint(self) -> None:
+        """Have a checkpoint made of the next step's parameters; returns at once.
+
+        It does nothing where the job makes no checkpoints.
+        """
+        self._check_bound("save_checkpoint")
+        self._session.driver.run(self._session.trainer.ask_checkpoint())
 
     def evict(self, table: str, ids: Tensor) -> None:
         """Have the rows of these ids deleted, with the update of the present batch and before it.
@@ -426,7 +462,7 @@ class Job:
         at = Version(task.generation, task.version)
         try:
             with new_model(path, self._schema.seed) as writer:
-                writer.dense(lambda file: bound.save_dense(file, at))
+                writer.dense(bound.dense_at(at))
                 save_tables(self._session, task, bound.tables, writer)
                 if not self.is_leader():  # frozen meanwhile, and another one has saved, or will
                     raise Void(task.generation)

@@ -120,7 +120,9 @@ def _master(settings: Settings, store: FileStore | None) -> Master:
         return Master(settings)
     record = decode(data)
     if record.job != settings.job:
-        raise ConfigError(f"the record is of job {record.job!r}, not {settings.job!r}; give this job a folder of its own")
+        raise ConfigError(
+            f"the record is of job {record.job!r}, not {settings.job!r}; give this job a folder of its own"
+        )
     return Master(settings, Term(record.term + 1), record)
 
 

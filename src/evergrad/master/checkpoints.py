@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from evergrad.checkpoint.retention import Held, kept
 from evergrad.messages import (
     Abandon,
     Abandoned,
@@ -44,8 +45,7 @@ SERIALS = 16
 
 
 class Durable(msgspec.Struct, frozen=True):
-    """A checkpoint that exists; `best` is what the script's `best=` made of the metrics of its version: less is better.
-    """
+    """A checkpoint that exists; `best` is what the script's `best=` made of the metrics of its version: less is better."""
 
     serial: int
     progress: Progress
@@ -261,10 +261,8 @@ class Checkpoints:
 
     def to_keep(self, restored: int | None) -> set[int]:
         """The serials that stay: the newest ones, the best, and what the present generation was restored from."""
-        keep = self.spec.keep if self.spec is not None else 0
-        rated = [(d.best, d.serial) for d in self.durable if d.best is not None]
-        best = {min(rated)[1]} if rated else set()
-        return {d.serial for d in self.durable[-keep:]} | best | ({restored} if restored is not None else set())
+        held = [Held(d.serial, d.best, is_verified=True) for d in self.durable]
+        return kept(held, self.spec.keep if self.spec is not None else 1, restored)
 
     def take_notes(self) -> list[str]:
         """What people want to know of what has happened since the last call."""

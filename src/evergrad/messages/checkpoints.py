@@ -4,7 +4,7 @@ from enum import StrEnum
 
 import msgspec
 
-from evergrad.messages.model import DataSpec
+from evergrad.messages.model import Count, DataSpec
 from evergrad.messages.parameters import Commit
 from evergrad.messages.types import Generation, Member, Message, Place, Term
 
@@ -41,26 +41,29 @@ class FileKind(StrEnum):
     ROWS = "rows"
     """Rows of a range of slots of one table, with state and notes, and its candidates."""
     DENSE = "dense"
-    """A place's spans of parameters and buffers."""
+    """Elements of a dense group: parameters or buffers."""
     OPTIMIZER = "optimizer"
-    """A place's spans of the optimizer state of parameters, and their counts of updates."""
+    """The optimizer state of elements of a trained group, and the counts of updates of its parameters."""
 
 
 class FileInfo(msgspec.Struct, frozen=True):
-    """A file as its writer reports it: `path` inside the checkpoint, BLAKE2b with 16 bytes in hexadecimal.
+    """A file as its writer reports it: `path` inside the checkpoint, CRC-32 of its bytes in hexadecimal.
 
-    `slots`, of rows only, is the range [start, stop) of slots that the file covers.
+    `slots`, of rows only, is the range [start, stop) of slots that the file covers; `span`, of the others, that of
+    elements of the dense group.
     """
 
     path: str
-    bytes: int
-    blake2b: str
+    bytes: Count
+    crc32: str
     kind: FileKind
     place: Place
     table: str | None = None
-    slots: tuple[int, int] | None = None
-    rows: int = 0
-    candidates: int = 0
+    slots: tuple[Count, Count] | None = None
+    rows: Count = 0
+    candidates: Count = 0
+    group: Count | None = None
+    span: tuple[Count, Count] | None = None
 
 
 class Hello(Message, frozen=True):
