@@ -77,13 +77,18 @@ class Remote:
     def writer(self, path: str) -> Iterator[BinaryIO]:
         """A file that is sent in parts and there when complete."""
         with self._named(path) as name:
-            file = self._fs.open(name, "wb")
+            if not self._is_whole:
+                with self._fs.open(name, "wb") as file:
+                    yield file
+                return
+            file = self._fs.open(name, "wb", autocommit=False)
             try:
                 yield file
             except BaseException:
                 file.discard()
                 raise
             file.close()
+            file.commit()
 
     def sizes(self, folder: str) -> dict[str, int]:
         """The size of each file below a folder."""
