@@ -10,7 +10,7 @@ import fsspec.core
 from evergrad.checkpoint.storage import Buffer
 from evergrad.errors import ConfigError
 
-OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss", "memory"}
+OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss"}
 """A put there is whole or not at all. Elsewhere a file is written under another name and renamed."""
 EXTRAS = {"s3": "s3", "s3a": "s3"}
 """Which extra of this package brings what a scheme needs."""
