@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from evergrad.checkpoint.layout import MANIFEST, folder_of, serial_of
 from evergrad.checkpoint.manifest import Manifest, read_manifest
-from evergrad.checkpoint.storage import Storage, missing
+from evergrad.checkpoint.storage import Storage, absolute_url, missing
 from evergrad.errors import CheckpointError, ConfigError
 
 LATEST = "latest"
@@ -80,15 +80,16 @@ def locate(url: str) -> tuple[str, int]:
 
 
 def split(url: str) -> tuple[str, str]:
-    """The URL of all checkpoints, and which one of them `url` names: as `choose` takes it."""
-    parent, _, name = url.rstrip("/").rpartition("/")
+    """The URL of all checkpoints, and which of them `url` names, as `choose` takes it; "" for none in particular."""
+    whole = absolute_url(url)
+    parent, _, name = whole.rpartition("/")
     if serial_of(name) is not None or name == LATEST or _CHOICE.fullmatch(name):
-        return parent or ".", name
-    return url, LATEST
+        return parent or "/", name
+    return whole, ""
 
 
 def choose(storage: Storage, name: str) -> int:
-    """The serial of the checkpoint called "checkpoint_12", "latest", "epoch_3" or "step_4000"; raises as `locate`."""
+    """The serial of what is called "checkpoint_12", "epoch_3", "step_4000", "latest" or ""; raises as `locate`."""
     serial = serial_of(name)
     if serial is not None:
         if serial not in serials(storage):
@@ -96,7 +97,7 @@ def choose(storage: Storage, name: str) -> int:
         return good(storage, serial).serial
     found = next((m for m in _good(storage, ()) if _meant_by(name)(m)), None)
     if found is None:
-        what = "good checkpoint" if name == LATEST else f"good checkpoint of {name.replace('_', ' ')}"
+        what = f"good checkpoint of {name.replace('_', ' ')}" if _CHOICE.fullmatch(name) else "good checkpoint"
         raise ConfigError(f"there is no {what} in {storage.url}: {_there(storage)}")
     return found.serial
 

@@ -49,15 +49,17 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     def rows(self, table: str) -> int:
         """How many rows a table has."""
-        return sum(file.rows for file in self.files if file.table == table)
+        return sum(file.rows for file in self.of_table(table))
 
     def of_table(self, table: str) -> list[FileInfo]:
         """A table's files in the order of slots."""
-        return sorted((f for f in self.files if f.table == table), key=lambda f: f.slots or (0, 0))
+        files = (f for f in self.files if f.kind is FileKind.ROWS and f.table == table)
+        return sorted(files, key=lambda f: f.slots or (0, 0))
 
     def of_group(self, group: int, kind: FileKind) -> list[FileInfo]:
         """The files of a dense group's values or state in the order of elements."""
-        return sorted((f for f in self.files if f.group == group and f.kind is kind), key=lambda f: f.span or (0, 0))
+        files = (f for f in self.files if f.kind is kind and f.group == group)
+        return sorted(files, key=lambda f: f.span or (0, 0))
 
 
 def now() -> str:

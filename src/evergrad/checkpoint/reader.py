@@ -9,13 +9,15 @@ from evergrad.checkpoint.dense import Span
 from evergrad.checkpoint.files import read_file
 from evergrad.checkpoint.layout import folder_of
 from evergrad.checkpoint.manifest import Manifest
-from evergrad.checkpoint.pieces import Piece, RowsPiece
+from evergrad.checkpoint.pieces import DensePiece, Piece, RowsPiece
 from evergrad.checkpoint.rows import rows_piece
 from evergrad.checkpoint.storage import Storage
 from evergrad.checkpoint.tensors import Tensors
 from evergrad.errors import CheckpointError
 from evergrad.messages import FileInfo, FileKind
 from evergrad.placement import SLOTS, slots_owned, span_owned
+
+VALUES_AND_STATE = (FileKind.DENSE, FileKind.OPTIMIZER)
 
 
 def overlapping(manifest: Manifest, place: int, places: int) -> list[FileInfo]:
@@ -42,14 +44,7 @@ def pieces(storage: Storage, manifest: Manifest, place: int, places: int) -> Ite
     for spec in schema.tables:
         yield from rows(storage, manifest, spec.name, slots)
     for number, group in enumerate(schema.groups):
-        span = span_owned(group.size, place, places)
-        put_together = Span(number, group, span)
-        for info, tensors in _read_ahead(storage, manifest.serial, _of_span(manifest, number, span)):
-            try:
-                put_together.take(info, tensors)
-            except CheckpointError as exc:
-                raise _named(storage, manifest, info, exc) from exc
-        yield put_together.piece()
+        yield dense(storage, manifest, number, span_owned(group.size, place, places))
 
 
 def rows(storage: Storage, manifest: Manifest, table: str, slots: range = range(SLOTS)) -> Iterator[RowsPiece]:
@@ -60,6 +55,28 @@ def rows(storage: Storage, manifest: Manifest, table: str, slots: range = range(
         except CheckpointError as exc:
             raise _named(storage, manifest, info, exc) from exc
         yield piece
+
+
+def dense(
+    storage: Storage, manifest: Manifest, group: int, span: range, kinds: Sequence[FileKind] = VALUES_AND_STATE
+) -> DensePiece:
+    """These elements of a dense group, put together of the files that hold some of them; otherwise as `pieces`.
+
+    Args:
+        storage: where the checkpoint is.
+        manifest: the checkpoint.
+        group: the group's number in the schema.
+        span: which elements.
+        kinds: what to read; what is left out is zero.
+    """
+    whole = Span(group, manifest.schema.groups[group], span)
+    files = _of_span(manifest, group, span, kinds)
+    for info, tensors in _read_ahead(storage, manifest.serial, files):
+        try:
+            whole.take(info, tensors)
+        except CheckpointError as exc:
+            raise _named(storage, manifest, info, exc) from exc
+    return whole.piece()
 
 
 def _read_ahead(
@@ -84,8 +101,10 @@ def _of_rows(manifest: Manifest, table: str, slots: range) -> list[FileInfo]:
     return [f for f in manifest.of_table(table) if f.slots and _overlap(f.slots, slots)]
 
 
-def _of_span(manifest: Manifest, group: int, span: range) -> list[FileInfo]:
-    files = [f for kind in (FileKind.DENSE, FileKind.OPTIMIZER) for f in manifest.of_group(group, kind)]
+def _of_span(
+    manifest: Manifest, group: int, span: range, kinds: Sequence[FileKind] = VALUES_AND_STATE
+) -> list[FileInfo]:
+    files = [f for kind in kinds for f in manifest.of_group(group, kind)]
     return [f for f in files if f.span and _overlap(f.span, span)]
 
 

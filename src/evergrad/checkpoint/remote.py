@@ -10,7 +10,7 @@ import fsspec.core
 from evergrad.checkpoint.storage import Buffer
 from evergrad.errors import ConfigError
 
-OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss", "memory"}
+OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss"}
 """A put there is whole or not at all. Elsewhere a file is written under another name and renamed."""
 EXTRAS = {"s3": "s3", "s3a": "s3"}
 """Which extra of this package brings what a scheme needs."""
@@ -77,13 +77,18 @@ class Remote:
     def writer(self, path: str) -> Iterator[BinaryIO]:
         """A file that is sent in parts and there when complete."""
         with self._named(path) as name:
-            file = self._fs.open(name, "wb")
+            if not self._is_whole:
+                with self._fs.open(name, "wb") as file:
+                    yield file
+                return
+            file = self._fs.open(name, "wb", autocommit=False)
             try:
                 yield file
             except BaseException:
                 file.discard()
                 raise
             file.close()
+            file.commit()
 
     def sizes(self, folder: str) -> dict[str, int]:
         """The size of each file below a folder."""
