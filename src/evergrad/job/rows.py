@@ -1,6 +1,7 @@
 """The rows one batch needs: pulled ahead or when met, given to autograd, their gradients taken back."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -93,6 +94,13 @@ class _TableRows:
             used[index] = True
         return (self._keys, grads) if used.all() else (self._keys[used], grads[used])
 
+    def reload(self, read: Callable[[Keys], Floats]) -> None:
+        """Take the rows anew."""
+        rows, start = read(self._keys), 0
+        for leaf in self._leaves:
+            leaf.detach().numpy()[:] = rows[start : start + len(leaf)]
+            start += len(leaf)
+
     def zero_grad(self) -> None:
         """Forget the gradients."""
         for leaf in self._leaves:
@@ -155,6 +163,11 @@ class BatchRows:
         """The gradients that have reached tables, in the schema's order of tables."""
         found = ((self._numbers[name], rows.gradient()) for name, rows in self._tables.items())
         return sorted((Gradient(number, *g) for number, g in found if g is not None), key=lambda g: g.table)
+
+    def reload(self, read: PullRows) -> None:
+        """Take all rows that are here anew, from `read`."""
+        for name, rows in self._tables.items():
+            rows.reload(partial(read, self._numbers[name]))
 
     def zero_grad(self) -> None:
         """Forget the gradients."""

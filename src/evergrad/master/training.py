@@ -1,4 +1,7 @@
-"""An epoch of training under each update rule: which tasks there are, and when it is over."""
+"""An epoch of training under each update rule: which tasks there are, and when it is over.
+
+A round of `LocalSGD` is a step of `Sync` whose tasks are of several batches.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -15,7 +18,6 @@ from evergrad.messages import (
     SyncTask,
     Term,
     TrainDone,
-    UpdateName,
     UpdateSpec,
 )
 from evergrad.schedule import async_task, async_tasks, sync_steps, sync_task
@@ -86,6 +88,11 @@ class Epoch(ABC):
     def finish(self, done: TrainDone, now_s: float) -> int:
         """A task is reported done; returns how many samples count as trained by it: 0 if it counts no more."""
 
+    @property
+    @abstractmethod
+    def batches(self) -> int:
+        """How many batches, one after the other, the epoch counts for where learning rates depend on them."""
+
     @abstractmethod
     def commit(self) -> Sequence[tuple[int, Attempt]] | None:
         """Once all tasks of a step are done: the pushes to apply; the next step's tasks open."""
@@ -119,14 +126,33 @@ class Epoch(ABC):
 
 
 class SyncEpoch(Epoch):
-    """An epoch under `Sync`: steps of up to K tasks, one batch each; task k is the next batch of stream k."""
+    """An epoch under `Sync`: steps of up to K tasks, one batch each; task k is the next batch of stream k.
+
+    Args:
+        number: of the epoch.
+        data: what it goes over.
+        streams: K.
+        version: what its first step reads.
+        numbers: numbers attempts.
+        patience: how long a task may be pending.
+        local_steps: batches of a task, which are the next ones of its stream.
+        first: the number of its first batch.
+    """
 
     def __init__(
-        self, number: int, data: DataSpec, streams: int, version: int, numbers: AttemptNumbers, patience: Patience
+        self,
+        number: int,
+        data: DataSpec,
+        streams: int,
+        version: int,
+        numbers: AttemptNumbers,
+        patience: Patience,
+        local_steps: int = 1,
+        first: int = 0,
     ) -> None:
-        super().__init__(number, data, sync_steps(data.samples, streams, data.batch_size), patience)
-        self._streams = streams
-        self._first_version = version
+        super().__init__(number, data, sync_steps(data.samples, streams, data.batch_size * local_steps), patience)
+        self._streams, self._local_steps = streams, local_steps
+        self._first_version, self._first = version, first
         self._numbers = numbers
         self._owners: dict[int, Member] = {}
         self._chosen: dict[int, Attempt | None] = {}
@@ -140,8 +166,8 @@ class SyncEpoch(Epoch):
         index, attempt = handed
         self._owners[index] = member
         start, stop = self._samples(index)
-        version = self._first_version + self.step
-        return SyncTask(now.request, now.term, now.generation, attempt, self.number, version, index, start, stop)
+        version, first = self._first_version + self.step, self._first + self.step * self._local_steps
+        return SyncTask(now.request, now.term, now.generation, attempt, self.number, version, index, start, stop, first)
 
     def finish(self, done: TrainDone, now_s: float) -> int:
         """The first attempt reported done is the one that counts."""
@@ -151,6 +177,12 @@ class SyncEpoch(Epoch):
         self._chosen[index] = done.attempt if done.contributed else None
         start, stop = self._samples(index)
         return stop - start
+
+    @property
+    def batches(self) -> int:
+        """Those of the longest stream in the steps committed."""
+        longest = sync_steps(self.data.samples, self._streams, self.data.batch_size)
+        return min(self.step * self._local_steps, longest)
 
     def commit(self) -> Sequence[tuple[int, Attempt]] | None:
         """The attempts that count, in task order; tasks that contribute nothing are not among them."""
@@ -169,7 +201,8 @@ class SyncEpoch(Epoch):
         return TaskPool(tasks, self._numbers, self._owners)
 
     def _samples(self, index: int) -> tuple[int, int]:
-        return sync_task(self.data.samples, self._streams, self.data.batch_size, self.step, index)
+        length = self.data.batch_size * self._local_steps
+        return sync_task(self.data.samples, self._streams, length, self.step, index)
 
 
 class AsyncEpoch(Epoch):
@@ -203,6 +236,11 @@ class AsyncEpoch(Epoch):
         start, stop = self._samples(task)
         return stop - start
 
+    @property
+    def batches(self) -> int:
+        """All, also of an epoch left early."""
+        return -(-self.data.samples // self.data.batch_size)
+
     def commit(self) -> None:
         """There is nothing to commit: batches are applied as they come."""
         return
@@ -224,7 +262,7 @@ class Training:
         self.epoch: Epoch | None = None
         self._update = update
         self._numbers = numbers
-        self._patience = Patience(update.backup_after_s, update.batches if update.name is UpdateName.SYNC else 1)
+        self._patience = Patience(update.backup_after_s, update.batches if update.is_sync else 1)
         self._batches = 0
 
     @property
@@ -239,11 +277,11 @@ class Training:
 
     def open(self, number: int, data: DataSpec) -> Epoch:
         """Begin an epoch."""
-        if self._update.name is UpdateName.SYNC:
-            streams = self._update.batches
-            self.epoch = SyncEpoch(number, data, streams, self.version, self._numbers, self._patience)
+        self._batches += 0 if self.epoch is None else self.epoch.batches
+        count, numbers, patience = self._update.batches, self._numbers, self._patience
+        if self._update.is_sync:
+            steps = self._update.local_steps
+            self.epoch = SyncEpoch(number, data, count, self.version, numbers, patience, steps, self._batches)
         else:
-            batches = self._update.batches
-            self.epoch = AsyncEpoch(number, data, batches, self._batches, self._numbers, self._patience)
-            self._batches += -(-data.samples // data.batch_size)
+            self.epoch = AsyncEpoch(number, data, count, self._batches, numbers, patience)
         return self.epoch
