@@ -185,7 +185,7 @@ class BoundModel:
         assert self._rows is not None
         self.local.step(rows, spans, samples)
         self.local.evict += evict
-        self._rows.reload(self.local.rows)
+        self._rows.renew(self.local.rows)
         for number, group in enumerate(self.groups):
             if group.kind is GroupKind.TRAINED:
                 group.load(self.local.dense(number))

@@ -121,7 +121,7 @@ class LocalModel:
         """What these batches want evicted."""
         self._table_specs, self._group_specs, self._keeps_state = tuple(tables), tuple(groups), keeps_state
         self._tables: list[TaskRows] = []
-        self._groups: list[DenseGroup] = []
+        self._groups: dict[int, DenseGroup] = {}  # but those that nothing changes
         self._base: list[AnyArray] = []
         self._present: list[Flags] = []
         self._make()
@@ -143,12 +143,12 @@ class LocalModel:
         """The pulled values of every dense group; they stay the caller's and must not change."""
         self._base = list(values)
         self._present = [np.zeros(len(spec.parameters), np.uint8) for spec in self._group_specs]
-        for group, of_group in zip(self._groups, values, strict=True):
-            group.set(of_group)
+        for number, group in self._groups.items():
+            group.set(values[number])
 
     def dense(self, group: int) -> AnyArray:
         """What a group is now; the array is never changed."""
-        return self._groups[group].values
+        return self._groups[group].values if group in self._groups else self._base[group]
 
     def missing(self, wanted: Sequence[tuple[int, Keys]]) -> list[tuple[int, Keys]]:
         """Of different keys by table those whose rows are not here."""
@@ -198,7 +198,8 @@ class LocalModel:
 
     def _make(self) -> None:
         self._tables = [TaskRows(dim, rule) for dim, rule in self._table_specs]
-        self._groups = [DenseGroup(spec, range(spec.size)) for spec in self._group_specs]
+        changing = {i: spec for i, spec in enumerate(self._group_specs) if spec.kind is not GroupKind.FROZEN}
+        self._groups = {i: DenseGroup(spec, range(spec.size)) for i, spec in changing.items()}
 
 
 def _present_spans(spec: GroupSpec, present: Flags) -> Iterator[tuple[int, int]]:
