@@ -26,8 +26,7 @@ from evergrad.job.asynchronous import AsyncTasks
 from evergrad.job.batch import Fetched, OpenBatch, seed_generators
 from evergrad.job.bound import BoundModel, Version
 from evergrad.job.dense import NotFinite, Rules
-from evergrad.job.embedded import MASTER as LOCAL_MASTER
-from evergrad.job.embedded import LocalNetwork
+from evergrad.job.embedded import embedded_session
 from evergrad.job.numerics import fingerprint
 from evergrad.job.optimizer import JobOptimizer
 from evergrad.job.rows import HeldRows
@@ -43,8 +42,8 @@ from evergrad.messages import (
     EvalDone,
     EvalTask,
     InitTask,
-    Member,
     Over,
+    Partial,
     SaveDone,
     SaveTask,
     Schema,
@@ -59,13 +58,11 @@ from evergrad.messages import (
     Wire,
 )
 from evergrad.metrics import mean, result
+from evergrad.optim import fixed_rate
 from evergrad.trainer import session as sessions
-from evergrad.trainer.cutting import MESSAGE_BYTES
-from evergrad.trainer.driver import Driver
-from evergrad.trainer.exchange import Exchange
 from evergrad.trainer.session import AtTask, Session
-from evergrad.trainer.trainer import Answer, Identity, PushRefused, Trainer, Void
-from evergrad.update import Async, Sync, Update
+from evergrad.trainer.trainer import Answer, PushRefused, Void
+from evergrad.update import Async, LocalSGD, Sync, Update
 
 Batches = Generator[Any, None, None]
 
@@ -86,7 +83,7 @@ def init(update: Update | None = None, *, seed: int = 0, threads: int = 1, wire:
         ConfigError: an argument that makes no sense, or the job refuses this process.
     """
     if not isinstance(update, Update | None):
-        raise ConfigError(f"update is {update!r}; give eg.Sync(...) or eg.Async(...)")
+        raise ConfigError(f"update is {update!r}; give eg.Sync(...), eg.Async(...) or eg.LocalSGD(...)")
     spec = (Sync() if update is None else update).spec()
     seed = seed_of(os.environ.get(sessions.SEED, seed))
     threads = whole_number("threads", threads, least=1)
@@ -97,17 +94,8 @@ def init(update: Update | None = None, *, seed: int = 0, threads: int = 1, wire:
     session = embedded_session() if is_embedded else sessions.connect(os.environ, fingerprint())
     seed_generators(seed)
     is_ahead = isinstance(update, Async) and update.ahead
-    return Job(session, Schema(seed, spec, (), (), Wire(wire)), is_embedded, is_ahead)
-
-
-def embedded_session(pservers: int = 1, message_bytes: int = MESSAGE_BYTES) -> Session:
-    """A job inside this process with so many pservers, its one trainer, and messages of about this size at most."""
-    exchange, network = Exchange(), LocalNetwork(pservers)
-    identity = Identity("trainer-0", os.getpid(), "")
-    trainer = Trainer(exchange, LOCAL_MASTER, identity, lambda: Member("trainer-0"), message_bytes)
-    driver = Driver(exchange, network)
-    driver.run(trainer.join())
-    return Session(trainer, driver)
+    local = update if isinstance(update, LocalSGD) else None
+    return Job(session, Schema(seed, spec, (), (), Wire(wire)), is_embedded, is_ahead, local)
 
 
 class Job:
@@ -117,8 +105,15 @@ class Job:
     the job ends elsewhere, the script is left by a `SystemExit`.
     """
 
-    def __init__(self, session: Session, schema: Schema, is_embedded: bool, is_ahead: bool = False) -> None:
-        self._session = session
+    def __init__(
+        self,
+        session: Session,
+        schema: Schema,
+        is_embedded: bool,
+        is_ahead: bool = False,
+        local: LocalSGD | None = None,
+    ) -> None:
+        self._session, self._local = session, local
         self._schema = schema
         self._is_embedded = is_embedded
         self._async = AsyncTasks(session, is_ahead, self._enter, self._warn_if_no_step, self._warn)
@@ -140,6 +135,8 @@ class Job:
     def optimizer(self, model: nn.Module, *, dense: Rules | None = None, sparse: Rules | None = None) -> JobOptimizer:
         """Bind the job's model; returns a `torch.optim.Optimizer` whose steps are taken on the pservers.
 
+        With `LocalSGD` they are taken here, with these rules in place of its `inner=`.
+
         Args:
             model: any torch model; its `eg.Embedding` and `eg.EmbeddingBag` modules are the tables.
             dense: the rule for parameters, or rules by pattern of parameter names (the first that fits counts).
@@ -152,11 +149,14 @@ class Job:
             raise ConfigError(
                 "job.optimizer() was called twice; a job trains one model, so put its parts into one module"
             )
-        bound = BoundModel(self._session, model, dense, sparse, self._schema.wire)
+        local = self._local
+        if local is not None:
+            dense, sparse = local.inner if dense is None else dense, local.inner if sparse is None else sparse
+        bound = BoundModel(self._session, model, dense, sparse, self._schema.wire, local)
         optimizer = JobOptimizer(self, bound.groups, bound.table_rules())
-        groups = tuple(group.spec for group in bound.groups)
-        rates = optimizer.fixed_rates()
-        schema = msgspec.structs.replace(self._schema, tables=bound.tables, groups=groups, rates=rates)
+        groups, inner = tuple(group.spec for group in bound.groups), bound.inner_rules()
+        rates = optimizer.fixed_rates() + (() if local is None else (fixed_rate(local.outer),))
+        schema = msgspec.structs.replace(self._schema, tables=bound.tables, groups=groups, rates=rates, inner=inner)
         self._session.driver.run(self._session.trainer.agree(schema, bound.initial_digest()))
         self._schema, self._bound, self._optimizer = schema, bound, optimizer
         return optimizer
@@ -225,6 +225,8 @@ class Job:
                 if isinstance(task, SyncTask | AsyncTask):
                     self._session.task = AtTask(task.generation, task.attempt)
                 match task:
+                    case SyncTask() if self._local is not None:
+                        yield from self._local_task(task, data, spec, shuffle)
                     case SyncTask():
                         yield from self._sync_task(task, data, spec, shuffle)
                     case AsyncTask():
@@ -256,6 +258,44 @@ class Job:
         finally:
             if is_done and not batch.is_void:
                 self._done = TrainDone(task.generation, task.attempt, batch.contributed, batch.metrics)
+
+    def _local_task(self, task: SyncTask, data: Dataset, spec: DataSpec, shuffle: bool) -> Batches:
+        """The batches of a task, each a step taken here; what they come to is handed in at the end, or at a `break`."""
+        ids = epoch_order(spec.samples, self._schema.seed, task.epoch, np.arange(task.start, task.stop), shuffle)
+        local, at = self._check_bound("batches").local, Version(task.generation, task.step)
+        metrics: dict[str, Partial] = {}
+        try:
+            for number, start in enumerate(range(0, ids.size, spec.batch_size), task.first):
+                self._session.driver.check()
+                part = ids[start : start + spec.batch_size]
+                batch = OpenBatch(task, number, part.size)
+                seed = self._mixed_seed("task", task.epoch, number, task.index)
+                opened = self._enter(batch, self._fetch(at, data, part, seed, training=True))
+                try:
+                    yield opened
+                    self._warn_if_no_step(batch)
+                finally:
+                    metrics = added(metrics, batch.metrics)
+            self._done = self._hand_in(task, metrics)
+        except GeneratorExit:
+            if local.samples:
+                self._done = self._hand_in(task, metrics)
+            raise
+        except Void:
+            return
+        finally:
+            local.forget()
+
+    def _hand_in(self, task: SyncTask, metrics: dict[str, Partial]) -> TrainDone | None:
+        """Push what the steps of a task have come to; returns what to report, or None if it counts no more."""
+        contributed = False
+        try:
+            contributed = self._check_bound("batches").push_difference(task)
+        except Void:
+            return None
+        except (NotFinite, PushRefused) as exc:
+            self._warn(f"the batches of a task were left out: {exc}")
+        return TrainDone(task.generation, task.attempt, contributed, metrics)
 
     def _async_task(self, task: AsyncTask, data: Dataset, spec: DataSpec, shuffle: bool) -> Batches:
         ids = epoch_order(spec.samples, self._schema.seed, task.epoch, np.arange(task.start, task.stop), shuffle)
@@ -402,18 +442,22 @@ class Job:
             raise ConfigError("optimizer.step() outside job.batches(); call it once for each batch, inside the loop")
         if batch.has_stepped:
             raise ConfigError(
-                "optimizer.step() was called twice for one batch; to accumulate, raise batches_per_step instead"
+                "optimizer.step() was called twice for one batch; to accumulate, raise batches_per_step or the batch"
+                " size instead"
             )
         assert self._optimizer is not None
         batch.has_stepped = True
         try:
             update, task = self._schema.update, batch.task
-            rows, spans = bound.contribution(self._optimizer, update.push_every == 1, update.pull_every > 1)
-            if isinstance(task, SyncTask):
+            if self._local is not None:
+                bound.step_locally(self._optimizer, batch.samples, batch.evict)
+            elif isinstance(task, SyncTask):
+                rows, spans = bound.contribution(self._optimizer)
                 trainer = self._session.trainer
                 push = trainer.push(task, task.step, task.index, batch.samples, rows, spans, batch.evict)
                 self._session.driver.run(push)
             else:
+                rows, spans = bound.contribution(self._optimizer, update.push_every == 1, update.pull_every > 1)
                 self._async.contribute(batch, rows, spans)
             batch.contributed = True
         except Void:

@@ -1,6 +1,7 @@
 """The rows one batch needs: pulled ahead or when met, given to autograd, their gradients taken back."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -110,6 +111,7 @@ class _TableRows:
         self._leaves: list[Tensor] = []
         self._ahead: dict[tuple[int, int], _Ahead] = {}
         self._used: list[NDArray[np.int64]] = []
+        self._read_anew: Callable[[Keys], Floats] | None = None
 
     def add(self, keys: Keys, rows: Floats) -> None:
         """Rows of keys that are not here yet, shape (n, dim).
@@ -138,6 +140,8 @@ class _TableRows:
 
     def use(self, index: NDArray[np.int64]) -> Tensor:
         """The rows as autograd sees them; those numbered in `index` are used, unless gradients are off."""
+        if self._read_anew is not None:
+            self._reload(self._read_anew)
         if torch.is_grad_enabled():
             self._used.append(index)
         if not self._leaves:
@@ -155,10 +159,20 @@ class _TableRows:
             used[index] = True
         return (self._known.keys, grads) if used.all() else (self._known.keys[used], grads[used])
 
+    def renew(self, read: Callable[[Keys], Floats]) -> None:
+        """The rows have changed; they are read anew if they are used again."""
+        self._read_anew = read
+
     def zero_grad(self) -> None:
         """Forget the gradients."""
         for leaf in self._leaves:
             leaf.grad = None
+
+    def _reload(self, read: Callable[[Keys], Floats]) -> None:
+        rows, start, self._read_anew = read(self._known.keys), 0, None
+        for leaf in self._leaves:
+            leaf.detach().numpy()[:] = rows[start : start + len(leaf)]
+            start += len(leaf)
 
 
 class BatchRows:
@@ -245,6 +259,11 @@ class BatchRows:
         """The gradients that have reached tables, in the schema's order of tables."""
         found = ((self._numbers[name], rows.gradient()) for name, rows in self._tables.items())
         return sorted((Gradient(number, *g) for number, g in found if g is not None), key=lambda g: g.table)
+
+    def renew(self, read: PullRows) -> None:
+        """The rows have changed; those used again are read anew."""
+        for name, rows in self._tables.items():
+            rows.renew(partial(read, self._numbers[name]))
 
     def zero_grad(self) -> None:
         """Forget the gradients."""

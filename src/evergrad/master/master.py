@@ -351,6 +351,11 @@ class Master:
             return Ended(message.request, self.failure)
         if self._schema is None:
             self._schema = message.schema
+            if message.schema.update.keep_inner_state:
+                self._progress.note_event(
+                    "trainers keep their inner optimizers' state (keep_inner_state), so what is trained depends on who"
+                    " computes what: the same bits cannot be promised"
+                )
         elif reason := difference(self._schema, message.schema):
             self.counters["refused models"] += 1
             return Refused(message.request, reason)

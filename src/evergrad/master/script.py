@@ -35,7 +35,6 @@ from evergrad.messages import (
     SaveTask,
     TotalsAre,
     TrainDone,
-    UpdateName,
     UpdateSpec,
     WantBatch,
     WantEpoch,
@@ -72,7 +71,7 @@ class Script:
         self.training = Training(update, numbers)
         self.epochs = 0
         self.doing: dict[Member, str] = {}
-        self._is_sync = update.name is UpdateName.SYNC
+        self._is_sync = update.is_sync
         self._numbers = numbers
         self._initial = TaskPool([0], numbers, None)
         self._left_until = 0

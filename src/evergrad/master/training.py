@@ -1,4 +1,7 @@
-"""An epoch of training under each update rule: which tasks there are, and when it is over."""
+"""An epoch of training under each update rule: which tasks there are, and when it is over.
+
+A round of `LocalSGD` is a step of `Sync` whose tasks are of several batches.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -16,7 +19,6 @@ from evergrad.messages import (
     SyncTask,
     Term,
     TrainDone,
-    UpdateName,
     UpdateSpec,
 )
 from evergrad.schedule import async_task, async_tasks, sync_steps, sync_task
@@ -99,6 +101,11 @@ class Epoch(ABC):
     def finish(self, done: TrainDone, now_s: float) -> int:
         """A task is reported done; returns how many samples count as trained by it: 0 if it counts no more."""
 
+    @property
+    @abstractmethod
+    def batches(self) -> int:
+        """How many batches, one after the other, the epoch counts for where learning rates depend on them."""
+
     @abstractmethod
     def commit(self) -> Sequence[tuple[int, Attempt]] | None:
         """Once all tasks of a step are done: the pushes to apply; the next step's tasks open."""
@@ -161,7 +168,18 @@ class Epoch(ABC):
 
 
 class SyncEpoch(Epoch):
-    """An epoch under `Sync`: steps of up to K tasks, one batch each; task k is the next batch of stream k."""
+    """An epoch under `Sync`: steps of up to K tasks, one batch each; task k is the next batch of stream k.
+
+    Args:
+        number: of the epoch.
+        data: what it goes over.
+        streams: K.
+        version: what its first step reads.
+        numbers: numbers attempts.
+        patience: how long a task may be pending.
+        local_steps: batches of a task, which are the next ones of its stream.
+        first: the number of its first batch.
+    """
 
     def __init__(
         self,
@@ -171,14 +189,16 @@ class SyncEpoch(Epoch):
         version: int,
         numbers: AttemptNumbers,
         patience: Patience,
+        local_steps: int = 1,
+        first: int = 0,
         drop_after_s: float | None = None,
     ) -> None:
-        super().__init__(number, data, sync_steps(data.samples, streams, data.batch_size), patience)
-        self._streams = streams
+        super().__init__(number, data, sync_steps(data.samples, streams, data.batch_size * local_steps), patience)
+        self._streams, self._local_steps = streams, local_steps
+        self._first_version, self._first = version, first
         self._drop_after_s = drop_after_s
         self._first_s: dict[int, float] = {}
         self._came = 0
-        self._first_version = version
         self._numbers = numbers
         self._owners: dict[int, Member] = {}
         self._chosen: dict[int, Attempt | None] = {}
@@ -193,8 +213,8 @@ class SyncEpoch(Epoch):
         self._owners[index] = member
         self._first_s.setdefault(index, now.time_s)
         start, stop = self._samples(index)
-        version = self._first_version + self.step
-        return SyncTask(now.request, now.term, now.generation, attempt, self.number, version, index, start, stop)
+        version, first = self._first_version + self.step, self._first + self.step * self._local_steps
+        return SyncTask(now.request, now.term, now.generation, attempt, self.number, version, index, start, stop, first)
 
     def finish(self, done: TrainDone, now_s: float) -> int:
         """The first attempt reported done is the one that counts."""
@@ -205,6 +225,12 @@ class SyncEpoch(Epoch):
         self._chosen[index] = done.attempt if done.contributed else None
         start, stop = self._samples(index)
         return stop - start
+
+    @property
+    def batches(self) -> int:
+        """Those of the longest stream in the steps committed."""
+        longest = sync_steps(self.data.samples, self._streams, self.data.batch_size)
+        return min(self.step * self._local_steps, longest)
 
     def commit(self) -> Sequence[tuple[int, Attempt]] | None:
         """The attempts that count, in task order; tasks that contribute nothing are not among them."""
@@ -245,7 +271,8 @@ class SyncEpoch(Epoch):
         return TaskPool(tasks, self._numbers, self._owners)
 
     def _samples(self, task: int) -> tuple[int, int]:
-        return sync_task(self.data.samples, self._streams, self.data.batch_size, self.step, task)
+        length = self.data.batch_size * self._local_steps
+        return sync_task(self.data.samples, self._streams, length, self.step, task)
 
     def _where(self, task: int) -> str:
         return f"epoch {self.number}, step {self.step}, task {task}"
@@ -292,6 +319,11 @@ class AsyncEpoch(Epoch):
         self._count_done()
         start, stop = self._samples(task)
         return stop - start
+
+    @property
+    def batches(self) -> int:
+        """All, also of an epoch left early."""
+        return -(-self.data.samples // self.data.batch_size)
 
     def commit(self) -> None:
         """There is nothing to commit: batches are applied as they come."""
@@ -348,7 +380,7 @@ class Training:
         self.epoch: Epoch | None = None
         self._update = update
         self._numbers = numbers
-        self._patience = Patience(update.backup_after_s, update.batches if update.name is UpdateName.SYNC else 1)
+        self._patience = Patience(update.backup_after_s, update.batches if update.is_sync else 1)
         self._batches = 0
         self._is_told = self._is_settled = True
 
@@ -380,13 +412,15 @@ class Training:
 
     def open(self, number: int, data: DataSpec) -> Epoch:
         """Begin an epoch."""
-        if self._update.name is UpdateName.SYNC:
-            streams, drop_after_s = self._update.batches, self._update.drop_after_s
-            self.epoch = SyncEpoch(number, data, streams, self.version, self._numbers, self._patience, drop_after_s)
+        self._batches += 0 if self.epoch is None else self.epoch.batches
+        update, count, patience = self._update, self._update.batches, self._patience
+        if update.is_sync:
+            self.epoch = SyncEpoch(
+                number, data, count, self.version, self._numbers, patience,
+                update.local_steps, self._batches, update.drop_after_s,
+            )  # fmt: skip
         else:
-            batches, most = self._update.batches, self._update.max_staleness
-            self.epoch = AsyncEpoch(number, data, batches, self._batches, self._numbers, self._patience, most)
-            self._batches += -(-data.samples // data.batch_size)
+            self.epoch = AsyncEpoch(number, data, count, self._batches, self._numbers, patience, update.max_staleness)
             self._is_told = self._is_settled = False
         return self.epoch
 

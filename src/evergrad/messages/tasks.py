@@ -145,7 +145,11 @@ class InitTask(Message, frozen=True):
 
 
 class SyncTask(Message, frozen=True):
-    """One batch of step `step`: positions [start, stop) of the epoch order. `index` is its number in the step."""
+    """One batch of step `step`: positions [start, stop) of the epoch order. `index` is its number in the step.
+
+    In `LocalSGD` several batches, one after the other. `first` is the number of the first, counted along one path of
+    tasks over all steps: a trainer's own learning rates depend on it.
+    """
 
     request: Request
     term: Term
@@ -156,6 +160,7 @@ class SyncTask(Message, frozen=True):
     index: int
     start: int
     stop: int
+    first: int = 0
 
 
 class AsyncTask(Message, frozen=True):
