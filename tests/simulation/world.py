@@ -16,7 +16,8 @@ from functools import cache
 import numpy as np
 
 from evergrad.errors import EvergradError
-from evergrad.master.master import Master, Settings
+from evergrad.master.master import Master
+from evergrad.master.settings import Settings
 from evergrad.messages import (
     NEWEST,
     Address,

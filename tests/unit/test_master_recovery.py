@@ -5,8 +5,9 @@ import pytest
 
 from evergrad import init_rows
 from evergrad.master.errands import Look, ManifestPut, Prune, Pruned, PutManifest, PutRecord, RecordPut
-from evergrad.master.master import Master, Settings
+from evergrad.master.master import Master
 from evergrad.master.record import Found, decode, encode
+from evergrad.master.settings import Settings
 from evergrad.messages import (
     INIT_STEP,
     Abandon,
@@ -20,10 +21,12 @@ from evergrad.messages import (
     AsyncTask,
     BreakDone,
     CheckpointSpec,
+    CloseEpoch,
     Commit,
     Committed,
     DataSpec,
     Ended,
+    EpochClosed,
     EvalDone,
     EvalTask,
     Exited,
@@ -111,6 +114,8 @@ class StandIn:
                     if message.serial is not None:
                         self.cuts.setdefault(message.serial, "marked")
                 return [Committed(message.term, *here, message.step)] if message.step < self.version else []
+            case CloseEpoch():
+                return [EpochClosed(message.term, *here, message.epoch)]
             case Freeze():
                 self.frozen = message.serial
                 return [Frozen(message.term, *here, message.serial, self.epoch, tuple(self.standing.items()))]
@@ -395,11 +400,11 @@ def test_what_was_done_in_an_older_generation_is_void():
 
 def test_before_version_0_is_durable_the_job_begins_with_nothing_again():
     job = Job()
-    job.shelf.is_failing = True
+    job.pservers[1].is_deaf = lambda message: isinstance(message, Mark)
     job.join("a")
     job.batch("a")
     job.start_pserver(0)
-    job.shelf.is_failing = False
+    job.pservers[1].is_deaf = lambda message: False
     job.wait(3, "a")
     assert job.pservers[0].version == INIT_STEP
     assert isinstance(job.batch("a"), SyncTask)

@@ -8,7 +8,7 @@ import torch
 
 from evergrad.errors import ConfigError
 from evergrad.job.dense import Group
-from evergrad.optim import Rule, learning_rate
+from evergrad.optim import Rule, fixed_rate, learning_rate
 
 # As they are inside: torch wraps both so that the first call imports its compiler, which takes seconds.
 _add_param_group = unwrap(torch.optim.Optimizer.add_param_group)
@@ -61,7 +61,7 @@ class JobOptimizer(torch.optim.Optimizer):
 
     def fixed_rates(self) -> tuple[float | None, ...]:
         """The learning rates as given, of dense groups and of tables; None for a function of the step."""
-        return tuple(None if callable(rule.lr) else float(rule.lr) for rule in self._rules)
+        return tuple(fixed_rate(rule) for rule in self._rules)
 
     def rates(self) -> tuple[list[float], list[float]]:
         """The learning rates of dense groups and of tables."""

@@ -22,6 +22,7 @@ class Plan:
     seed: int | None = None
     log_dir: Path = Path("evergrad-logs")
     max_restarts: int = 10
+    max_failures: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,8 @@ class Commands:
     def master(self, address_file: Path) -> Command:
         """The master, on a free port that it writes into `address_file`."""
         options = ("--listen", ANY_PORT, "--job", self.job, "--pservers", str(self.plan.pservers))
-        argv = (*self.programs.master, *options, "--address-file", str(address_file))
+        failures = () if self.plan.max_failures is None else ("--max-failures", str(self.plan.max_failures))
+        argv = (*self.programs.master, *options, *failures, "--address-file", str(address_file))
         return self._command("master", Role.MASTER, argv, echo=False)
 
     def pserver(self, place: int, master: Address) -> Command:

@@ -11,6 +11,8 @@ MISTAKE = 2
 """Exit status of a process that found a mistake of the user, in one sentence on stderr."""
 LEFT = 128 + signal.SIGTERM
 """Exit status of a trainer that was asked to leave, handed its task back and left."""
+RAISED = 75
+"""Exit status of a trainer whose script raised in a task, of which it has told the master."""
 FIRST_BACKOFF_S = 0.5
 LONGEST_BACKOFF_S = 10.0
 
@@ -19,8 +21,8 @@ LONGEST_BACKOFF_S = 10.0
 class End:
     """A process has ended while the job was under way.
 
-    `status` as `subprocess` gives it: negative for a signal. `restarts`: how often this one has been restarted.
-    `others`: how many more trainers run, or are about to.
+    `status` as `subprocess` gives it: negative for a signal. `restarts`: how often this one has been restarted;
+    `raised`: how often of these because its script had raised. `others`: how many more trainers run, or are about to.
     """
 
     role: Role
@@ -28,6 +30,7 @@ class End:
     restarts: int
     max_restarts: int
     others: int
+    raised: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +66,10 @@ Action = LetGo | Restart | Confirm | Finish
 def decide(end: End) -> Action:
     """What the launcher does about the end of a process.
 
-    A trainer holds nothing that the others do not have, so it is started again. The master and the pservers hold the
-    job's state and the parameters in memory only, so the job cannot go on without one of them.
+    A trainer holds nothing that the others do not have, so it is started again, up to `max_restarts` times where it
+    died. Where its script raised that is not counted: the master sets the task aside in the end, or ends the job. The
+    master and the pservers hold the job's state and the parameters in memory only, so the job cannot go on without one
+    of them.
     """
     if end.status == MISTAKE and not (end.role is Role.TRAINER and end.restarts and end.others):
         return Finish(MISTAKE, None)
@@ -88,9 +93,12 @@ def _trainer(end: End) -> Action:
         return LetGo("was started again and does not fit the job any more; the job goes on without it")
     if end.status in (LEFT, -signal.SIGTERM):
         return LetGo("was asked to leave and left")
-    if end.restarts < end.max_restarts:
-        return Restart(backoff_s(end.restarts))
-    reason = f"{how(end.status)} and has been restarted {end.restarts} times"
+    if end.status == RAISED:
+        return Restart(FIRST_BACKOFF_S)
+    died = end.restarts - end.raised
+    if died < end.max_restarts:
+        return Restart(backoff_s(died))
+    reason = f"{how(end.status)} and has been restarted {died} times"
     if end.others:
         return LetGo(f"{reason}; the job goes on without it")
     return Finish(FAILED, f"{reason}; there is no other trainer")
@@ -103,6 +111,8 @@ def backoff_s(restarts: int) -> float:
 
 def how(status: int) -> str:
     """How a process ended, in words: "was killed by SIGKILL"."""
+    if status == RAISED:
+        return "left since its script raised"
     if status >= 0:
         return f"exited with status {status}"
     try:

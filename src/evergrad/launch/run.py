@@ -99,6 +99,7 @@ class Launcher:
         self._due: dict[str, tuple[float, Command]] = {}
         self._confirm_by: dict[str, float] = {}
         self._restarts: Counter[str] = Counter()
+        self._raised: Counter[str] = Counter()
         self._link: MasterLink | None = None
         self._phase = Phase.STARTING
         self._deadline = float("inf")
@@ -242,6 +243,7 @@ class Launcher:
         match decide.decide(self._facts(process.command, status)):
             case decide.Restart(after_s):
                 how = decide.how(status)
+                self._raised[name] += status == decide.RAISED
                 self._console.line(f"{name} (pid {process.pid}) {how}; it starts again in {after_s:g} s")
                 self._due[name] = (now + after_s, process.command)
             case decide.LetGo(reason):
@@ -258,6 +260,7 @@ class Launcher:
             restarts=self._restarts[command.name],
             max_restarts=self._commands.plan.max_restarts,
             others=len(self._of(Role.TRAINER)) + len(self._due),
+            raised=self._raised[command.name],
         )
 
     def _reason(self, process: Process, code: int, reason: str | None) -> str | None:

@@ -7,8 +7,10 @@ from pathlib import Path
 
 from evergrad.errors import ConfigError
 from evergrad.master.clerk import Clerk
-from evergrad.master.master import Master, Settings
+from evergrad.master.failures import MAX_FAILURES
+from evergrad.master.master import Master
 from evergrad.master.record import decode
+from evergrad.master.settings import Settings
 from evergrad.messages import AnyMessage, Send, Term
 from evergrad.store.file import FileStore
 from evergrad.wire.process import PARENT, is_orphan, log_to_stderr, on_sigterm, run, serve, write_atomically
@@ -78,7 +80,7 @@ def main() -> int:
     store = FileStore(options.store) if options.store else None
     settings = Settings(
         options.job, options.pservers, options.lease, options.checkpoints, options.scratch, options.resume,
-        keeps_record=store is not None,
+        keeps_record=store is not None, max_failures=options.max_failures,
     )  # fmt: skip
     listener = Listener(options.job, new_member("master"), options.listen)
     clerk = Clerk(store)
@@ -106,6 +108,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--pservers", type=int, default=1, help="how many pservers the job has")
     parser.add_argument("--address-file", type=Path, help="write the address listened on to this file")
     parser.add_argument("--lease", type=float, default=LEASE_S, help="seconds of silence until a member counts as dead")
+    parser.add_argument("--max-failures", type=int, default=MAX_FAILURES, help="attempts at a task that may fail")
     parser.add_argument("--store", type=Path, help="folder of the job's record, from which the next master goes on")
     parser.add_argument("--checkpoints", help="where checkpoints go, instead of where the script says: a folder or URL")
     parser.add_argument("--scratch", help="where they go if the script does not say either")
@@ -120,9 +123,7 @@ def _master(settings: Settings, store: FileStore | None) -> Master:
         return Master(settings)
     record = decode(data)
     if record.job != settings.job:
-        raise ConfigError(
-            f"the record is of job {record.job!r}, not {settings.job!r}; give this job a folder of its own"
-        )
+        raise ConfigError(f"the record is of job {record.job!r}, not {settings.job!r}; give each job its own folder")
     return Master(settings, Term(record.term + 1), record)
 
 

@@ -45,7 +45,7 @@ SERIALS = 16
 
 
 class Durable(msgspec.Struct, frozen=True):
-    """A checkpoint that exists; `best` is what the script's `best=` made of the metrics of its version: less is better."""
+    """A checkpoint that exists; `best` is what `best=` made of its version's metrics: less is better."""
 
     serial: int
     progress: Progress

@@ -118,7 +118,7 @@ class Generations:
         self._replies = None
         self.pservers = Pservers(self._term, self.number, self.at, schema, self.source, are_restored=True)
         if last is not None:
-            self.pservers.commit(msgspec.structs.replace(last, term=self._term, serial=None))
+            self.pservers.tell(msgspec.structs.replace(last, term=self._term, serial=None))
 
     def waits_for(self) -> list[Place]:
         """The places that have not answered a new master."""

@@ -15,6 +15,7 @@ from evergrad.messages import (
     Progress,
     PserverAt,
     Schema,
+    SetAside,
     Source,
     Term,
 )
@@ -74,6 +75,7 @@ class Record(msgspec.Struct, frozen=True):
     epochs: int = 0
     evaluations: tuple[EvaluationDone, ...] = ()
     savings: tuple[SavingDone, ...] = ()
+    set_aside: tuple[SetAside, ...] = ()
     reported: dict[int, dict[str, float]] = {}
     ended: bool = False
     failure: str | None = None

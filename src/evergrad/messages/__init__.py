@@ -31,6 +31,7 @@ from evergrad.messages.members import (
     LeaderIs,
     Leave,
     Left,
+    Raised,
     Refused,
     Unknown,
 )
@@ -50,10 +51,12 @@ from evergrad.messages.model import (
     Wire,
 )
 from evergrad.messages.parameters import (
+    CloseEpoch,
     Commit,
     Committed,
     CountRows,
     Deposed,
+    EpochClosed,
     Export,
     Exported,
     ExportPart,
@@ -76,20 +79,23 @@ from evergrad.messages.parameters import (
     TableKeys,
     Where,
 )
-from evergrad.messages.status import AskStatus, MemberStatus, Noted, Status, StopJob
+from evergrad.messages.status import AskStatus, MemberStatus, Noted, SetAside, Status, StopJob
 from evergrad.messages.tasks import (
     Agree,
     Agreed,
     Ask,
     AskCheckpoint,
     AsyncTask,
+    Begin,
     BreakDone,
     Done,
     Ended,
     EpochIs,
     EvalDone,
     EvalTask,
+    GiveUp,
     InitTask,
+    MayBegin,
     Over,
     Partial,
     PserverAt,
@@ -132,8 +138,8 @@ AnyMessage = (
     | Agree | Agreed | Ask | EpochIs | InitTask | SyncTask | AsyncTask | EvalTask | SaveTask | Over | TotalsAre
     | Ended | ReportMetrics | Restore | Restored | Commit | Committed | Missing | Deposed | Shutdown | Pull | Pulled
     | Stale | Push | PushBatch | Pushed | Full | Where | Here | Export | Exported | CountRows | RowCounts | AskStatus
-    | Status | StopJob | Noted | Hello | HelloReply | Mark | Freeze | Frozen | Marked | Abandon | Abandoned | Written
-    | WrittenNoted | AskCheckpoint | StartAgain
+    | Status | StopJob | Noted | MayBegin | Begin | GiveUp | CloseEpoch | EpochClosed | Hello | HelloReply | Mark
+    | Freeze | Frozen | Marked | Abandon | Abandoned | Written | WrittenNoted | AskCheckpoint | StartAgain
 )  # fmt: skip
 
 __all__ = [
@@ -152,8 +158,10 @@ __all__ = [
     "AskStatus",
     "AsyncTask",
     "Attempt",
+    "Begin",
     "BreakDone",
     "CheckpointSpec",
+    "CloseEpoch",
     "Commit",
     "Committed",
     "CountRows",
@@ -161,6 +169,7 @@ __all__ = [
     "Deposed",
     "Done",
     "Ended",
+    "EpochClosed",
     "EpochIs",
     "EvalDone",
     "EvalTask",
@@ -177,6 +186,7 @@ __all__ = [
     "Frozen",
     "Full",
     "Generation",
+    "GiveUp",
     "GroupGrads",
     "GroupKind",
     "GroupSpan",
@@ -195,6 +205,7 @@ __all__ = [
     "Left",
     "Mark",
     "Marked",
+    "MayBegin",
     "Member",
     "MemberStatus",
     "Message",
@@ -212,6 +223,7 @@ __all__ = [
     "Push",
     "PushBatch",
     "Pushed",
+    "Raised",
     "Refused",
     "ReportMetrics",
     "Request",
@@ -224,6 +236,7 @@ __all__ = [
     "Schema",
     "Segment",
     "Send",
+    "SetAside",
     "Shutdown",
     "Source",
     "Stale",

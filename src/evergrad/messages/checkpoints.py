@@ -24,9 +24,7 @@ class Progress(msgspec.Struct, frozen=True):
     first_version: int = 0
     """The version at which it began."""
     first_batch: int = 0
-    """In `async` the number, over all epochs, of its first batch."""
-    batches: int = 0
-    """In `async` the batches of all epochs begun."""
+    """The number of its first batch, counted as learning rates that depend on batches do."""
     standing: Standing = ()
     """In `async` how far its tasks are; not used where it is closed."""
     is_closed: bool = False
