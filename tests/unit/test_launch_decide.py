@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from evergrad.launch.decide import LEFT, Confirm, End, Finish, LetGo, Restart, backoff_s, decide, how
+from evergrad.launch.decide import LEFT, RAISED, Confirm, End, Finish, LetGo, Restart, backoff_s, decide, how
 from evergrad.messages import Role
 
 
@@ -70,3 +70,9 @@ def test_a_trainer_that_fits_no_more_when_it_is_started_again_does_not_end_the_j
     assert isinstance(decide(end(Role.TRAINER, 2, restarts=1, others=1)), LetGo)
     assert decide(end(Role.TRAINER, 2, restarts=1, others=0)) == Finish(2, None)
     assert decide(end(Role.TRAINER, 2, restarts=0, others=1)) == Finish(2, None)
+
+
+def test_a_trainer_whose_script_raised_in_a_task_is_always_started_again() -> None:
+    for restarts, others in ((0, 1), (3, 1), (99, 0)):
+        assert decide(end(Role.TRAINER, RAISED, restarts=restarts, others=others)) == Restart(0.5)
+    assert how(RAISED) == "left since its script raised"

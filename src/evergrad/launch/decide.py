@@ -21,8 +21,8 @@ LONGEST_BACKOFF_S = 10.0
 class End:
     """A process has ended while the job was under way.
 
-    `status` as `subprocess` gives it: negative for a signal. `restarts`: how often this one has been restarted;
-    `raised`: how often of these because its script had raised. `others`: how many more trainers run, or are about to.
+    `status` as `subprocess` gives it: negative for a signal. `restarts`: how often this one has been restarted.
+    `others`: how many more trainers run, or are about to.
     """
 
     role: Role
@@ -30,7 +30,6 @@ class End:
     restarts: int
     max_restarts: int
     others: int
-    raised: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +65,8 @@ Action = LetGo | Restart | Confirm | Finish
 def decide(end: End) -> Action:
     """What the launcher does about the end of a process.
 
-    A trainer holds nothing that the others do not have, so it is started again, up to `max_restarts` times where it
-    died. Where its script raised that is not counted: the master sets the task aside in the end, or ends the job. The
-    master and the pservers hold the job's state and the parameters in memory only, so the job cannot go on without one
-    of them.
+    A trainer holds nothing that the others do not have, so it is started again. The master and the pservers hold the
+    job's state and the parameters in memory only, so the job cannot go on without one of them.
     """
     if end.status == MISTAKE and not (end.role is Role.TRAINER and end.restarts and end.others):
         return Finish(MISTAKE, None)
@@ -93,12 +90,11 @@ def _trainer(end: End) -> Action:
         return LetGo("was started again and does not fit the job any more; the job goes on without it")
     if end.status in (LEFT, -signal.SIGTERM):
         return LetGo("was asked to leave and left")
-    if end.status == RAISED:
+    if end.status == RAISED:  # the master bounds how often: it sets tasks aside, and ends the job if that is no help
         return Restart(FIRST_BACKOFF_S)
-    died = end.restarts - end.raised
-    if died < end.max_restarts:
-        return Restart(backoff_s(died))
-    reason = f"{how(end.status)} and has been restarted {died} times"
+    if end.restarts < end.max_restarts:
+        return Restart(backoff_s(end.restarts))
+    reason = f"{how(end.status)} and has been restarted {end.restarts} times"
     if end.others:
         return LetGo(f"{reason}; the job goes on without it")
     return Finish(FAILED, f"{reason}; there is no other trainer")

@@ -99,7 +99,7 @@ class Launcher:
         self._due: dict[str, tuple[float, Command]] = {}
         self._confirm_by: dict[str, float] = {}
         self._restarts: Counter[str] = Counter()
-        self._raised: Counter[str] = Counter()
+        self._uncounted: set[str] = set()
         self._link: MasterLink | None = None
         self._phase = Phase.STARTING
         self._deadline = float("inf")
@@ -243,9 +243,10 @@ class Launcher:
         match decide.decide(self._facts(process.command, status)):
             case decide.Restart(after_s):
                 how = decide.how(status)
-                self._raised[name] += status == decide.RAISED
                 self._console.line(f"{name} (pid {process.pid}) {how}; it starts again in {after_s:g} s")
                 self._due[name] = (now + after_s, process.command)
+                if status == decide.RAISED:
+                    self._uncounted.add(name)
             case decide.LetGo(reason):
                 self._console.line(f"{name} (pid {process.pid}) {reason}")
             case decide.Confirm():
@@ -260,7 +261,6 @@ class Launcher:
             restarts=self._restarts[command.name],
             max_restarts=self._commands.plan.max_restarts,
             others=len(self._of(Role.TRAINER)) + len(self._due),
-            raised=self._raised[command.name],
         )
 
     def _reason(self, process: Process, code: int, reason: str | None) -> str | None:
@@ -276,7 +276,10 @@ class Launcher:
         for name, (at, command) in list(self._due.items()):
             if now >= at:
                 del self._due[name]
-                self._restarts[name] += 1
+                if name in self._uncounted:
+                    self._uncounted.remove(name)
+                else:
+                    self._restarts[name] += 1
                 self._start_process(command)
 
     def _confirm(self, now: float) -> None:
