@@ -103,7 +103,7 @@ def run(
     trainers: Annotated[int, typer.Option(min=1, help="Number of trainers.")] = 1,
     seed: Seed = None,
     log_dir: LogDir = LOG_DIR,
-    max_restarts: Annotated[int, typer.Option(min=0, help="How often each trainer that dies is started again.")] = 10,
+    max_restarts: Annotated[int, typer.Option(min=0, help="How often an hour each trainer is started again.")] = 10,
     memory: Memory = None,
 ) -> int:
     """Run a script as a job of processes on this machine.
