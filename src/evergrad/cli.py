@@ -108,7 +108,7 @@ def run(
     trainers: Annotated[int, typer.Option(min=1, help="Number of trainers.")] = 1,
     seed: Seed = None,
     log_dir: LogDir = LOG_DIR,
-    max_restarts: Annotated[int, typer.Option(min=0, help="How often each trainer that dies is started again.")] = 10,
+    max_restarts: Annotated[int, typer.Option(min=0, help="How often an hour each trainer is started again.")] = 10,
     max_failures: MaxFailures = None,
     memory: Memory = None,
 ) -> int:

@@ -64,10 +64,14 @@ class Commands:
 
     def trainer(self, index: int, master: Address) -> Command:
         """A trainer; what it prints is shown."""
-        name = f"trainer-{index}"
+        name = self.trainer_name(index)
         seed = () if self.plan.seed is None else ("--seed", str(self.plan.seed))
         argv = (*self.programs.trainer, *self._joining(master, name), *seed, self.plan.script, *self.plan.args)
         return self._command(name, Role.TRAINER, argv, echo=True)
+
+    def trainer_name(self, index: int) -> str:
+        """What people call the launcher's own trainers."""
+        return f"trainer-{index}"
 
     def _joining(self, master: Address, name: str) -> tuple[str, ...]:
         return "--master", master, "--job", self.job, "--name", name

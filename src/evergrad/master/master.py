@@ -239,8 +239,7 @@ class Master:
         """Answers to those who wait for a slower trainer, or whose task counts no more."""
         sends = []
         for member, (src, ask, _) in list(self._pausing.items()):
-            answer = Ended(ask.request, self.failure) if self.is_over else script.may_begin(ask)
-            if answer is not None:
+            if (answer := self._may_begin(script, ask)) is not None:
                 del self._pausing[member]
                 sends.append(Send(src, answer))
         return sends
@@ -340,12 +339,21 @@ class Master:
         return None
 
     def _ask_to_begin(self, src: str, message: MayBegin, now_s: float) -> Message | None:
+        """What it tells of its own batches may let others begin; `_due` answers them."""
         if self._script is None:
             return Unknown(message.request)
         waiting = self._pausing.get(message.member)
-        if waiting is None or message.request >= waiting[1].request:
+        if waiting is not None and message.request < waiting[1].request:
+            return None
+        answer = self._may_begin(self._script, message)
+        if answer is None:
             self._pausing[message.member] = src, message, waiting[2] if waiting is not None else now_s
-        return None
+        else:
+            self._pausing.pop(message.member, None)
+        return answer
+
+    def _may_begin(self, script: Script, ask: MayBegin) -> Message | None:
+        return Ended(ask.request, self.failure) if self.is_over else script.may_begin(ask)
 
     def _failed(self, name: str, failure: str, raised: Raised | None) -> None:
         """A trainer's script has raised: in a task, which others try then, or elsewhere, which ends the job."""

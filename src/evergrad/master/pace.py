@@ -48,6 +48,7 @@ class Pace:
         before = max(self._done.get(member, 0), self._least)
         self._done[member] = before
         self._held[member] = _Held(attempt, before, before)
+        self._raise()
 
     def may_begin(self, member: Member, batches: int) -> bool:
         """Whether a trainer that has done so many batches of the task it holds may begin another."""
