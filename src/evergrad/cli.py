@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from evergrad import cli_checkpoints
+from evergrad.checkpoint.storage import absolute_url
 from evergrad.errors import ConfigError, EvergradError
 from evergrad.launch import jobfile, view
 from evergrad.launch.ask import ask_status
@@ -111,10 +112,16 @@ def run(
     max_restarts: Annotated[int, typer.Option(min=0, help="How often an hour each trainer is started again.")] = 10,
     max_failures: MaxFailures = None,
     memory: Memory = None,
+    checkpoints: Annotated[
+        str | None, typer.Option(help="Where checkpoints go, instead of where the script says: a folder or URL.")
+    ] = None,
+    resume: Annotated[
+        str, typer.Option(help='"auto": go on with the newest checkpoint; "never"; or the checkpoint to go on with.')
+    ] = "auto",
 ) -> int:
     """Run a script as a job of processes on this machine.
 
-    Shows progress, starts trainers that die again, writes one log per process, and ends with the job's exit status.
+    Shows progress, starts processes that die again, writes one log per process, and ends with the job's exit status.
     A task in which the script raises is tried again by others, then set aside: the job goes on, and fails in the end.
 
     \b
@@ -133,6 +140,8 @@ def run(
         max_restarts=max_restarts,
         max_failures=max_failures,
         memory=memory,
+        checkpoints=None if checkpoints is None else absolute_url(checkpoints),
+        resume=resume if resume in ("auto", "never") else absolute_url(resume),
     )
     return run_job(plan)
 

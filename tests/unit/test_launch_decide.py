@@ -104,4 +104,4 @@ def test_a_trainer_that_fits_no_more_when_it_is_started_again_does_not_end_the_j
 def test_a_trainer_whose_script_raised_in_a_task_is_always_started_again() -> None:
     for restarts_s, others in (((), 1), ((9.0,) * 3, 1), ((9.0,) * 99, 0)):
         action = decide(end(Role.TRAINER, RAISED, restarts_s=restarts_s, others=others))
-        assert action == Restart(0.5, "left since its script raised; it starts again in 0.5 s")
+        assert action == Restart(0.5, "asked to be started again; it starts again in 0.5 s")

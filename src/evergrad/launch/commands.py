@@ -22,6 +22,8 @@ class Plan:
     seed: int | None = None
     log_dir: Path = Path("evergrad-logs")
     max_restarts: int = 10
+    checkpoints: str | None = None
+    resume: str = "auto"
     max_failures: int | None = None
 
 
@@ -48,9 +50,22 @@ class Commands:
         """Compiles all kernels into the cache, so that no two processes do the same work."""
         return self._command("kernels", Role.LAUNCHER, self.programs.warm, echo=False)
 
-    def master(self, address_file: Path) -> Command:
-        """The master, on a free port that it writes into `address_file`."""
-        options = ("--listen", ANY_PORT, "--job", self.job, "--pservers", str(self.plan.pservers))
+    @property
+    def record(self) -> Path:
+        """The folder of the master's record."""
+        return self.folder.resolve() / "record"
+
+    @property
+    def scratch(self) -> Path:
+        """The folder of checkpoints that are made to fall back to, if nobody says where they go."""
+        return self.folder.resolve() / "checkpoints"
+
+    def master(self, address_file: Path, address: Address | None = None) -> Command:
+        """The master, on a free port that it writes into `address_file`; the next one, at the address of the first."""
+        plan = self.plan
+        options = ("--listen", address or ANY_PORT, "--job", self.job, "--pservers", str(plan.pservers))
+        options += ("--store", str(self.record), "--scratch", str(self.scratch), "--resume", plan.resume)
+        options += () if plan.checkpoints is None else ("--checkpoints", plan.checkpoints)
         failures = () if self.plan.max_failures is None else ("--max-failures", str(self.plan.max_failures))
         argv = (*self.programs.master, *options, *failures, "--address-file", str(address_file))
         return self._command("master", Role.MASTER, argv, echo=False)

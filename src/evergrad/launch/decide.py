@@ -13,7 +13,8 @@ MISTAKE = 2
 LEFT = 128 + signal.SIGTERM
 """Exit status of a trainer that was asked to leave, handed its task back and left."""
 RAISED = 75
-"""Exit status of a trainer whose script raised in a task, of which it has told the master."""
+"""Exit status of a trainer that wants its script started anew, of which the master knows: it raised in a task, or the
+job has fallen back behind where it was."""
 STEADY_S = 60.0
 """A process that has run for so long was started well; dying is then no reason to wait with the next start."""
 FIRST_BACKOFF_S = 0.5
@@ -73,8 +74,8 @@ def decide(end: End) -> Action:
     """What the launcher does about the end of a process.
 
     A trainer holds nothing that the others do not have, so it is started again; one that dies too often is shut out for
-    a while, not for good. The master and the pservers hold the job's state and the parameters in memory only, so the
-    job cannot go on without one of them.
+    a while, not for good. A pserver and the master, too, are started again: the job falls back to a checkpoint, or the
+    next master goes on with the record. Without one of them it cannot go on, so if that happens too often it has failed.
     """
     if end.status == MISTAKE and not (end.role is Role.TRAINER and end.restarts_s and end.others):
         return Finish(MISTAKE, None)
@@ -86,7 +87,16 @@ def decide(end: End) -> Action:
         case Role.MASTER if end.status in (0, FAILED):
             return Finish(end.status, None)
         case _:
-            return Finish(FAILED, f"{how(end.status)}, and what it held in memory is lost")
+            return _needed(end)
+
+
+def _needed(end: End) -> Action:
+    """A process without which the job cannot go on."""
+    recent = [age_s for age_s in end.restarts_s if age_s < BUDGET_S]
+    if len(recent) < end.max_restarts:
+        return _restart(how(end.status), backoff_s(end.restarts_s))
+    again = f" and has been restarted {len(recent)} times within an hour" if recent else ""
+    return Finish(FAILED, f"{how(end.status)}{again}")
 
 
 def _trainer(end: End) -> Action:
@@ -133,7 +143,7 @@ def backoff_s(restarts_s: Sequence[float]) -> float:
 def how(status: int) -> str:
     """How a process ended, in words: "was killed by SIGKILL"."""
     if status == RAISED:
-        return "left since its script raised"
+        return "asked to be started again"
     if status >= 0:
         return f"exited with status {status}"
     try:

@@ -1,6 +1,7 @@
 """`evergrad run`: the loop that starts a job's processes, keeps them going and ends them all."""
 
 import os
+import shutil
 import signal
 import time
 from collections import defaultdict
@@ -31,6 +32,8 @@ ORPHANED_WITHIN_S = 10.0
 ABANDONED_WITHIN_S = 2.0
 """The same when the master is lost, so that no one can tell them."""
 LEAVING_WITHIN_S = 10.0
+GRACE_S = 25.0
+"""How long a last checkpoint may take when the job is stopped by a signal."""
 STOPPING_WITHIN_S = 10.0
 TERMINATING_WITHIN_S = 5.0
 LAST_BYTES = 4096
@@ -71,6 +74,9 @@ def run(plan: Plan, programs: Programs | None = None) -> int:
             shown.close()
         for line in view.summary(launcher.status, ending):
             shown.line(line)
+    if ending.exit_status == 0:
+        for folder in (commands.scratch, commands.record):
+            shutil.rmtree(folder, ignore_errors=True)
     return ending.exit_status
 
 
@@ -228,7 +234,7 @@ class Launcher:
             if status:
                 self._finish(decide.FAILED, f"the kernels could not be compiled; see {command.log}")
             return
-        if command.role is Role.TRAINER and self._link:
+        if command.role in (Role.TRAINER, Role.PSERVER) and self._link:
             self._link.tell(lambda request: Exited(request, command.name, process.pid))
         if self._phase in (Phase.STARTING, Phase.RUNNING):
             self._act(process, status, now)
@@ -243,7 +249,7 @@ class Launcher:
         match decide.decide(self._facts(process.command, status, now)):
             case decide.Restart(after_s, reason):
                 self._console.line(f"{name} (pid {process.pid}) {reason}")
-                self._due[name] = (now + after_s, process.command)
+                self._due[name] = (now + after_s, self._next(process.command))
                 if status == decide.RAISED:
                     self._uncounted.add(name)
             case decide.LetGo(reason):
@@ -252,6 +258,12 @@ class Launcher:
                 self._confirm_by[name] = now + CONFIRM_WITHIN_S
             case decide.Finish(code, reason):
                 self._finish(code, self._reason(process, code, reason))
+
+    def _next(self, command: Command) -> Command:
+        """What to start in place of a process."""
+        if command.role is Role.MASTER and self._link:
+            return self._commands.master(self._commands.folder / ".address", self._jobfile.master)
+        return command
 
     def _facts(self, command: Command, status: int, now: float) -> decide.End:
         return decide.End(
@@ -312,17 +324,17 @@ class Launcher:
         else:
             self._enter(Phase.ENDING, now + (ABANDONED_WITHIN_S if code else ORPHANED_WITHIN_S))
 
-    def _stop_master(self, failure: str | None, now: float) -> None:
+    def _stop_master(self, failure: str | None, now: float, grace_s: float | None = None) -> None:
         if self._link:
-            self._link.tell(lambda request: StopJob(request, failure))
-        self._enter(Phase.STOPPING, now + STOPPING_WITHIN_S)
+            self._link.tell(lambda request: StopJob(request, failure, grace_s))
+        self._enter(Phase.STOPPING, now + STOPPING_WITHIN_S + (grace_s or 0.0))
 
     def _press(self, now: float) -> None:
         """Go on to sterner means when the time for the present ones is over."""
         if self._phase is Phase.LEAVING and (now >= self._deadline or not self._of(Role.TRAINER)):
             for process in self._of(Role.TRAINER):
                 process.kill()
-            self._stop_master("it was stopped by a signal", now)
+            self._stop_master("it was stopped by a signal", now, GRACE_S)
         elif self._is_master_alone():
             self._processes["master"].terminate()  # it has stayed for the others
             self._enter(Phase.TERMINATING, now + TERMINATING_WITHIN_S)

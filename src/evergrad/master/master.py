@@ -496,7 +496,9 @@ class Master:
 
     def _stop(self, message: StopJob, now_s: float) -> None:
         """Somebody has the job end: at once, or after one more checkpoint."""
-        if message.grace_s is None or self._recovery.checkpoints.spec is None or not self._recovery.are_restored:
+        spec = self._recovery.checkpoints.spec
+        is_worth_it = spec is not None and spec.url != self._settings.scratch and self._recovery.are_restored
+        if message.grace_s is None or not is_worth_it:
             self.end(message.failure)
         elif self._stopping is None:
             self._stopping = message.failure or "it was stopped", now_s + message.grace_s
