@@ -35,6 +35,12 @@ app = typer.Typer(
 )
 
 LogDir = Annotated[Path, typer.Option(help="Folder for the logs of jobs.", envvar="EVERGRAD_LOG_DIR")]
+CheckpointsUrl = Annotated[
+    str | None, typer.Option(help="Where checkpoints go, instead of where the script says: a folder or URL.")
+]
+Resume = Annotated[
+    str, typer.Option(help='"auto": go on with the newest checkpoint; "never"; or the checkpoint to go on with.')
+]
 Master = Annotated[str | None, typer.Option(help="Address of the master, tcp://127.0.0.1:PORT.")]
 JobName = Annotated[str | None, typer.Option(help="Name of the job.")]
 Seed = Annotated[int | None, typer.Option(help="Seed of the job, instead of the script's.")]
@@ -112,12 +118,8 @@ def run(
     max_restarts: Annotated[int, typer.Option(min=0, help="How often an hour each trainer is started again.")] = 10,
     max_failures: MaxFailures = None,
     memory: Memory = None,
-    checkpoints: Annotated[
-        str | None, typer.Option(help="Where checkpoints go, instead of where the script says: a folder or URL.")
-    ] = None,
-    resume: Annotated[
-        str, typer.Option(help='"auto": go on with the newest checkpoint; "never"; or the checkpoint to go on with.')
-    ] = "auto",
+    checkpoints: CheckpointsUrl = None,
+    resume: Resume = "auto",
 ) -> int:
     """Run a script as a job of processes on this machine.
 
@@ -141,9 +143,13 @@ def run(
         max_failures=max_failures,
         memory=memory,
         checkpoints=None if checkpoints is None else absolute_url(checkpoints),
-        resume=resume if resume in ("auto", "never") else absolute_url(resume),
+        resume=_resumed(resume),
     )
     return run_job(plan)
+
+
+def _resumed(resume: str) -> str:
+    return resume if resume in ("auto", "never") else absolute_url(resume)
 
 
 @app.command()
@@ -176,6 +182,11 @@ def master(
     listen: Annotated[str, typer.Option(help="Address to listen on; port 0 takes a free one.")] = ANY_PORT,
     address_file: Annotated[Path | None, typer.Option(help="File to write the address to.")] = None,
     max_failures: MaxFailures = None,
+    checkpoints: CheckpointsUrl = None,
+    resume: Resume = "auto",
+    store: Annotated[
+        Path | None, typer.Option(help="Folder of the job's record; a master that finds one there goes on with it.")
+    ] = None,
 ) -> None:
     """Run the master of a job by hand.
 
@@ -185,6 +196,9 @@ def master(
     """
     options = ["--listen", listen, "--job", job, "--pservers", str(pservers)]
     options += ["--max-failures", str(max_failures)] if max_failures is not None else []
+    options += ["--checkpoints", absolute_url(checkpoints)] if checkpoints is not None else []
+    options += ["--resume", _resumed(resume)]
+    options += ["--store", str(store)] if store is not None else []
     _become("master", options + (["--address-file", str(address_file)] if address_file else []))
 
 

@@ -68,9 +68,14 @@ def test_a_trainer_that_was_asked_to_leave_is_not_started_again(status: int) -> 
 
 @pytest.mark.parametrize("role", [Role.MASTER, Role.PSERVER])
 @pytest.mark.parametrize("status", [-signal.SIGKILL, -signal.SIGTERM, 3, LEFT])
-def test_without_the_master_or_a_pserver_the_job_cannot_go_on(role: Role, status: int) -> None:
-    action = decide(end(role, status))
-    assert action == Finish(1, f"{how(status)}, and what it held in memory is lost")
+def test_a_master_or_a_pserver_that_died_is_started_again(role: Role, status: int) -> None:
+    assert decide(end(role, status)) == Restart(0.0, f"{how(status)}; it starts again now")
+
+
+@pytest.mark.parametrize("role", [Role.MASTER, Role.PSERVER])
+def test_without_a_master_or_a_pserver_that_dies_again_and_again_the_job_has_failed(role: Role) -> None:
+    action = decide(end(role, -9, restarts_s=(30.0,) * 10))
+    assert action == Finish(1, "was killed by SIGKILL and has been restarted 10 times within an hour")
 
 
 @pytest.mark.parametrize("role", [Role.MASTER, Role.PSERVER, Role.TRAINER])

@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from evergrad.master.master import Master
+from evergrad.master.settings import Settings
 from evergrad.messages import (
     INIT_STEP,
     Ask,
@@ -382,7 +383,7 @@ def test_a_script_that_raises_everywhere_ends_the_job_with_its_traceback():
 @pytest.mark.parametrize("most", [1, 2])
 def test_how_many_failures_are_too_many_is_an_option_of_the_master(most):
     job = Job(0)
-    job.master = Master("job", 1, LEASE_S, max_failures=most)
+    job.master = Master(Settings("job", 1, LEASE_S, max_failures=most))
     job.join_pserver(0)
     job.begin("good", *"abc")
     do_one(job, "good")

@@ -63,7 +63,9 @@ class Commands:
     def master(self, address_file: Path, address: Address | None = None) -> Command:
         """The master, on a free port that it writes into `address_file`; the next one, at the address of the first."""
         plan = self.plan
-        options = ("--listen", address or ANY_PORT, "--job", self.job, "--pservers", str(plan.pservers))
+        options: tuple[str, ...] = (
+            "--listen", address or ANY_PORT, "--job", self.job, "--pservers", str(plan.pservers)
+        )  # fmt: skip
         options += ("--store", str(self.record), "--scratch", str(self.scratch), "--resume", plan.resume)
         options += () if plan.checkpoints is None else ("--checkpoints", plan.checkpoints)
         failures = () if self.plan.max_failures is None else ("--max-failures", str(self.plan.max_failures))

@@ -75,7 +75,8 @@ def decide(end: End) -> Action:
 
     A trainer holds nothing that the others do not have, so it is started again; one that dies too often is shut out for
     a while, not for good. A pserver and the master, too, are started again: the job falls back to a checkpoint, or the
-    next master goes on with the record. Without one of them it cannot go on, so if that happens too often it has failed.
+    next master goes on with the record. Without one of them nothing goes on: if that happens too often the job has
+    failed.
     """
     if end.status == MISTAKE and not (end.role is Role.TRAINER and end.restarts_s and end.others):
         return Finish(MISTAKE, None)
