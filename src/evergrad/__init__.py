@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from evergrad import data, errors, init_rows, metrics
+    from evergrad.checkpoint.plan import Checkpoints
     from evergrad.ids import hash_ids
     from evergrad.job import Job, init
     from evergrad.nn import Embedding, EmbeddingBag
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 _HOME = {
     "init": "job", "Job": "job", "Embedding": "nn", "EmbeddingBag": "nn", "load_model": "serving", "hash_ids": "ids",
     "SGD": "optim", "Adagrad": "optim", "RowWiseAdagrad": "optim", "Adam": "optim", "AdamW": "optim", "FTRL": "optim",
-    "Sync": "update", "Async": "update",
+    "Sync": "update", "Async": "update", "Checkpoints": "checkpoint.plan",
 }  # fmt: skip
 _MODULES = ("data", "errors", "init_rows", "metrics")
 
@@ -32,6 +33,7 @@ __all__ = [
     "Adam",
     "AdamW",
     "Async",
+    "Checkpoints",
     "Embedding",
     "EmbeddingBag",
     "Job",

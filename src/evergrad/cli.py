@@ -8,6 +8,7 @@ from typing import Annotated, NoReturn
 import typer
 from rich.console import Console
 
+from evergrad import cli_checkpoints
 from evergrad.errors import ConfigError, EvergradError
 from evergrad.launch import jobfile, view
 from evergrad.launch.ask import ask_status
@@ -217,6 +218,11 @@ def trainer(
         )
     options = ["--master", master, "--job", job, "--name", f"trainer-p{os.getpid()}"]
     _become("trainer", options + (["--seed", str(seed)] if seed is not None else []) + [script, *rest])
+
+
+app.add_typer(cli_checkpoints.app, name="checkpoints")
+app.command()(cli_checkpoints.export)
+app.command()(cli_checkpoints.reshard)
 
 
 def _become(role: str, options: list[str]) -> NoReturn:

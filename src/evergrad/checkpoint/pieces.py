@@ -9,6 +9,10 @@ from evergrad.messages import AnyArray, Floats, Keys
 
 Notes = NDArray[np.int32]
 
+PIECE_BYTES = 64 << 20
+"""About how large a piece is at most: what a writer holds at a time, what is sent again when a put fails, and what a
+pserver reads too much at either end of its slots."""
+
 
 class RowsPiece(NamedTuple):
     """All of a table in a range of slots at the moment of the cut, sorted by (slot, key)."""
@@ -29,17 +33,18 @@ class RowsPiece(NamedTuple):
 
 
 class DensePiece(NamedTuple):
-    """A span of a dense group at the moment of the cut."""
+    """A span of a dense group at the moment of the cut; a place's part may be handed out in several."""
 
     group: int
     """Its number in the schema."""
     span: range
+    """Elements of the group's flat array."""
     values: AnyArray
     """Shape (n,), float32 or int64."""
     state: Floats
     """Shape (state width, n)."""
     updates: tuple[int, ...]
-    """Of each parameter of the group, how often it was updated."""
+    """Of each parameter of the group, how often it was updated; of one without elements in the span it may be 0."""
 
 
 Piece = RowsPiece | DensePiece

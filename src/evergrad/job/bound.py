@@ -2,14 +2,14 @@
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from evergrad.checkpoint.model import DenseTensor
+from evergrad.checkpoint.tensors import bytes_of
 from evergrad.errors import ConfigError
 from evergrad.job.alignment import aligned
 from evergrad.job.dense import NotFinite, Rules, check_rules, fits, groups_of, patterns_of
@@ -176,12 +176,12 @@ class BoundModel:
             digest.update(group.values().tobytes())
         return digest.hexdigest()
 
-    def save_dense(self, path: Path, at: Version) -> None:
-        """Write parameters and buffers of a version, in the types the model has."""
+    def dense_at(self, at: Version) -> list[DenseTensor]:
+        """Parameters and buffers of a version, in the types the model has."""
         self.open(at, None, training=False)
         self.close()
-        named = {p.name: t for g in self.groups for p, t in zip(g.spec.parameters, g.tensors, strict=True)}
-        save_file({name: t.detach().cpu().contiguous().clone() for name, t in named.items()}, path)
+        named = ((p, t) for g in self.groups for p, t in zip(g.spec.parameters, g.tensors, strict=True))
+        return [DenseTensor(p.name, p.dtype, p.shape, _bytes_of(t)) for p, t in named]
 
     def _groups_to_pull(self, at: Version) -> list[int]:
         """Nothing that is here already: not a version twice, and frozen parameters once a generation."""
@@ -203,6 +203,11 @@ class BoundModel:
                 return run(trainer.pull(void.generation, NEWEST, wanted, [], not training)).rows[0]
 
         return pull
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    flat = tensor.detach().cpu().contiguous().reshape(-1).clone().view(torch.uint8)
+    return bytes_of(flat.numpy())
 
 
 def _align(model: nn.Module) -> None:

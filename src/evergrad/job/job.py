@@ -426,7 +426,7 @@ class Job:
         at = Version(task.generation, task.version)
         try:
             with new_model(path, self._schema.seed) as writer:
-                writer.dense(lambda file: bound.save_dense(file, at))
+                writer.dense(bound.dense_at(at))
                 save_tables(self._session, task, bound.tables, writer)
                 if not self.is_leader():  # frozen meanwhile, and another one has saved, or will
                     raise Void(task.generation)

@@ -4,11 +4,44 @@ from enum import StrEnum
 
 import msgspec
 
+from evergrad.messages.model import Count, DataSpec
 from evergrad.messages.parameters import Commit
 from evergrad.messages.types import Generation, Member, Message, Place, Term
 
 Standing = tuple[tuple[int, int], ...]
 """Of an asynchronous epoch: (task, how many of its batches are applied), by task; tasks not begun may be left out."""
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """How far training is: of a cut in its manifest, of the present epoch in the master's record."""
+
+    version: int = 0
+    """The version a cut shows; in `async` not used."""
+    epoch: int = -1
+    """The last epoch begun; -1 before the first."""
+    data: DataSpec | None = None
+    """What it goes over."""
+    first_version: int = 0
+    """The version at which it began."""
+    first_batch: int = 0
+    """In `async` the number, over all epochs, of its first batch."""
+    batches: int = 0
+    """In `async` the batches of all epochs begun."""
+    standing: Standing = ()
+    """In `async` how far its tasks are; not used where it is closed."""
+    is_closed: bool = False
+    """Whether it is over."""
+    left_until: int = 0
+    """Scripts have left their loops over epochs up to this one."""
+
+
+class CheckpointSpec(msgspec.Struct, frozen=True):
+    """Where checkpoints go, when they are made besides the first and that of each epoch's end, and how many stay."""
+
+    url: str
+    every_steps: int | None = None
+    every_s: float | None = None
+    keep: int = 3
 
 
 class FileKind(StrEnum):
@@ -17,26 +50,29 @@ class FileKind(StrEnum):
     ROWS = "rows"
     """Rows of a range of slots of one table, with state and notes, and its candidates."""
     DENSE = "dense"
-    """A place's spans of parameters and buffers."""
+    """Elements of a dense group: parameters or buffers."""
     OPTIMIZER = "optimizer"
-    """A place's spans of the optimizer state of parameters, and their counts of updates."""
+    """The optimizer state of elements of a trained group, and the counts of updates of its parameters."""
 
 
 class FileInfo(msgspec.Struct, frozen=True):
-    """A file as its writer reports it: `path` inside the checkpoint, BLAKE2b with 16 bytes in hexadecimal.
+    """A file as its writer reports it: `path` inside the checkpoint, CRC-32 of its bytes in hexadecimal.
 
-    `slots`, of rows only, is the range [start, stop) of slots that the file covers.
+    `slots`, of rows only, is the range [start, stop) of slots that the file covers; `span`, of the others, that of
+    elements of the dense group.
     """
 
     path: str
-    bytes: int
-    blake2b: str
+    bytes: Count
+    crc32: str
     kind: FileKind
     place: Place
     table: str | None = None
-    slots: tuple[int, int] | None = None
-    rows: int = 0
-    candidates: int = 0
+    slots: tuple[Count, Count] | None = None
+    rows: Count = 0
+    candidates: Count = 0
+    group: Count | None = None
+    span: tuple[Count, Count] | None = None
 
 
 class Hello(Message, frozen=True):

@@ -1,7 +1,8 @@
 """The model, as all roles know it."""
 
+from collections.abc import Iterator
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
 
@@ -70,6 +71,14 @@ class ParameterSpec(msgspec.Struct, frozen=True):
         return size
 
 
+class Segment(NamedTuple):
+    """The elements of one parameter that fall in a span of its group, as positions inside the span."""
+
+    parameter: int
+    start: int
+    stop: int
+
+
 class GroupSpec(msgspec.Struct, frozen=True):
     """Dense parameters or buffers kept as one flat array, in the order listed; `rule` for TRAINED only."""
 
@@ -81,6 +90,16 @@ class GroupSpec(msgspec.Struct, frozen=True):
     def size(self) -> int:
         """Number of elements of the flat array."""
         return sum(p.size for p in self.parameters)
+
+    def segments(self, span: range) -> Iterator[Segment]:
+        """The parameters of which elements fall in these of the flat array."""
+        start = 0
+        for number, parameter in enumerate(self.parameters):
+            stop = start + parameter.size
+            inside = range(max(start, span.start), min(stop, span.stop))
+            if inside:
+                yield Segment(number, inside.start - span.start, inside.stop - span.start)
+            start = stop
 
 
 class UpdateName(StrEnum):
