@@ -175,8 +175,14 @@ def test_a_cut_shows_the_table_as_it_was_and_leaves_it_as_it_would_be_without(po
 
 @pytest.mark.parametrize(
     "policy",
-    [{}, {"min_count": 2}, {"ttl": 4}, {"max_rows": SLOTS // 4, "evict": "count"}, {"min_count": 2, "ttl": 2, "max_rows": 9000}],
-)  # fmt: skip
+    [
+        {},
+        {"min_count": 2},
+        {"ttl": 4},
+        {"max_rows": SLOTS // 4, "evict": "count"},
+        {"min_count": 2, "ttl": 2, "max_rows": 9000},
+    ],
+)
 def test_cuts_one_after_the_other_show_large_tables_whose_rows_come_and_go(policy):
     rng = np.random.default_rng(1)
     watched = Watched(table_spec(dim=5, **policy), ALL)
@@ -286,10 +292,10 @@ def restored(spec, pieces, updates, places):
     for place in range(places):
         slots = slots_owned(place, places)
         table = Table(spec, 0, slots)
+        table.set_updates(updates)
         for piece in reversed(pieces):
             if (part := part_of(piece, slots)).slots:
                 table.load(part)
-        table.set_updates(updates)
         tables.append(table)
     return tables
 
@@ -305,7 +311,7 @@ def test_a_table_restored_on_any_number_of_pservers_goes_on_with_the_same_bits(p
     for seed in range(20):
         push(table, rng.integers(-3000, 3000, 700), seed)
     tables = restored(spec, cut_whole(table), table.updates, places)
-    for seed in range(20, 40):
+    for _ in range(20):
         keys = np.unique(rng.integers(-3000, 3000, 700))
         grads = rng.standard_normal((keys.size, 4)).astype(np.float32)
         table.update([(keys, grads, 1)], 1, 0.1)
@@ -373,7 +379,7 @@ def test_a_slot_of_hundreds_of_rows_is_handed_out_in_the_order_of_its_keys():
         push(table, here)
         expected = content(table)[:2]
         table.begin_cut(0)
-        push(table, here[::3])
+        push(table, here[::3].copy())
         assert piece_content(finish(table)) == expected
         assert min(len(found) for found in expected) > 50 * len(slots)
 

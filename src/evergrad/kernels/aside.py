@@ -25,9 +25,9 @@ FROM, LIMIT, STEP, STRIDE, TOP = range(5)
 """Of `Aside.state`: the first slot not handed out, counted from the first of the index; one more than the greatest
 number of a row at the cut; the table's updates at the cut; floats of a row; the end of the used part of the words."""
 CHUNK, IN_CHUNK = 16, 7
-"""Words of a chunk of a slot's list, two cache lines: up to seven pairs (key, what), then the word of the next chunk, of
-which all pairs are used, or -1. `what` is what stood in the entry of a candidate and the word of the copy of a row: its
-floats, two to a word, and its note as `as_word` makes it, where the table keeps notes."""
+"""Words of a chunk of a slot's list, two cache lines: up to seven pairs (key, what), then the word of the next chunk,
+of which all pairs are used, or -1. `what` is what stood in a candidate's entry, and for a row the word where its copy is:
+its floats, two to a word, and its note as `as_word` makes it, where the table keeps notes."""
 _USED_BITS = 3
 _AHEAD = 32
 _LINE = 16

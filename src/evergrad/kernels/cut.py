@@ -6,12 +6,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evergrad.kernels.arrays import Floats, Integers, Keys, Rows
-from evergrad.kernels.aside import ASIDE, FROM, IN_CHUNK, LIMIT, STEP, STRIDE, Aside, chunk_of, is_seen
+from evergrad.kernels.aside import ASIDE, IN_CHUNK, LIMIT, STEP, STRIDE, Aside, chunk_of, is_seen
 from evergrad.kernels.entry import EMPTY, MOST, Integer, as_candidate, count_of, last_of
 from evergrad.kernels.hashing import SLOT_SHIFT, hash_key
 from evergrad.kernels.index import INDEX, NOT_OURS, Index, entry_of, has_room, settle, span_of
-from evergrad.kernels.jit import flag, i32, i64, inline, kernel, prefetch, reads, record, void, writes
-from evergrad.kernels.jit import f32
+from evergrad.kernels.jit import f32, flag, i32, i64, inline, kernel, prefetch, reads, record, void, writes
 
 Notes = NDArray[np.int32]
 Counts = NDArray[np.int32]
@@ -70,13 +69,13 @@ def _move_by_digit(
     digit: Integer, counts: Counts, keys: Integers, whats: Integers, to_keys: Integers, to_whats: Integers,
     begin: Integer, end: Integer, to_begin: Integer,
 ) -> None:  # fmt: skip
-    place = to_begin
+    place: Integer = to_begin
     for value in range(digit * _VALUES, (digit + 1) * _VALUES):
         place, counts[value] = place + counts[value], place
     for i in range(begin, end):
-        value = digit * _VALUES + _digit(keys[i], digit)
-        to = counts[value]
-        counts[value] = to + 1
+        of_key = digit * _VALUES + _digit(keys[i], digit)
+        to = counts[of_key]
+        counts[of_key] = to + 1
         to_keys[to] = keys[i]
         to_whats[to] = whats[i]
 
@@ -136,19 +135,19 @@ def list_entries(index: Index, aside: Aside, begin: int, end: int, is_candidate:
             listed.whats[count] = index.entries[2 * at + 1]
             count += _is_shown(aside, index.entries[2 * at + 1], is_candidate)
         head = aside.heads[slot]
-        at, used = chunk_of(head)
+        chunk, used = chunk_of(head)
         while head >= 0:
-            head = aside.words[at + 2 * IN_CHUNK]
+            head = aside.words[chunk + 2 * IN_CHUNK]
             prefetch(aside.words, head)
             prefetch(aside.words, head + 8)
             for i in range(used):
                 if count == listed.keys.size:
                     return WRONG
-                what = aside.words[at + 2 * i + 1]
-                listed.keys[count] = aside.words[at + 2 * i]
+                what = aside.words[chunk + 2 * i + 1]
+                listed.keys[count] = aside.words[chunk + 2 * i]
                 listed.whats[count] = what if is_candidate else -1 - what
                 count += (what < EMPTY) == is_candidate
-            at, used = head, IN_CHUNK
+            chunk, used = head, IN_CHUNK
         if count - first > listed.other_keys.size:
             return WRONG
         _sort(listed, first, count)

@@ -29,6 +29,10 @@ class Standpoint(NamedTuple):
             return self.epoch > other.epoch
         return any(batches > other.batches.get(task, 0) for task, batches in self.batches.items())
 
+    def has_reached(self, other: "Standpoint") -> bool:
+        """Whether every task is at least as far here."""
+        return not other.is_beyond(self)
+
 
 class Waiting(NamedTuple):
     """A whole batch, and who sent it."""
@@ -53,6 +57,10 @@ class Batches:
         """Stand where a checkpoint stood."""
         epoch = progress.epoch + 1 if progress.is_closed else max(progress.epoch, 0)
         self.at = Standpoint(epoch, {} if progress.is_closed else dict(progress.standing))
+
+    def has_reached(self, target: Standpoint) -> bool:
+        """Whether all batches up to there are applied."""
+        return self.at.has_reached(target)
 
     def begin(self, epoch: int) -> bool:
         """An epoch has begun, if it is a later one than the present; returns whether it is."""

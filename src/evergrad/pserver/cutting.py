@@ -1,13 +1,12 @@
 """This place's part of a checkpoint: which serial it is for, how far it is, and when batches must wait for it."""
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from evergrad.checkpoint.pieces import Piece
 from evergrad.messages import FileInfo, PushBatch
 from evergrad.pserver.batches import Standpoint
-from evergrad.pserver.model import ModelCut
+from evergrad.pserver.model import Model, ModelCut
 
 
 @dataclass(slots=True)
@@ -59,7 +58,7 @@ class Cutting:
         self._over: deque[ModelCut] = deque()
 
     def turn_to(self, serial: int) -> Part | None:
-        """The part for this serial, begun if it is new, with which any older one is given up; None if it is given up."""
+        """The part for this serial, or None if it is given up. A new one is begun, and any older one given up."""
         if serial <= self._given_up:
             return None
         if self.part is None or serial > self.part.serial:
@@ -91,15 +90,22 @@ class Cutting:
         target = self.part.target
         return target is not None and push.batch < target.of(push.epoch, push.task)
 
-    def take(self, part: Part, cut: Callable[[], ModelCut]) -> None:
-        """Take the cut, or fail where there is no memory for it; nothing waits any more."""
+    def cut(self, serial: int, model: Model) -> None:
+        """Cut the model for this serial, unless that is given up; batches wait no more.
+
+        Where there is no memory for it, the part has failed.
+        """
+        part = self.turn_to(serial)
+        if part is None or part.is_taken:
+            return
         part.is_frozen, part.target = False, None
         try:
-            part.cut = cut()
+            part.cut = model.cut()
         except MemoryError as exc:
             part.failure = str(exc)
-        else:
-            part.updates = part.cut.updates
+            return
+        part.updates = part.cut.updates
+        self._drop_if_handed_out(part)
 
     @property
     def serial(self) -> int | None:
@@ -113,8 +119,7 @@ class Cutting:
             return None
         piece = part.cut.advance(slice_bytes)
         part.open_pieces += piece is not None
-        if part.cut.is_handed_out:
-            self._drop_cut(part)
+        self._drop_if_handed_out(part)
         return piece
 
     def written(self, serial: int, files: tuple[FileInfo, ...]) -> None:
@@ -129,6 +134,20 @@ class Cutting:
             self.part.failure, self.part.files = reason, []
             self._drop_cut(self.part)
 
+    def note(self, serial: int) -> None:
+        """The master knows that the part for this serial is complete."""
+        if self.part is not None and self.part.serial == serial and self.part.is_complete:
+            self.part.is_noted = True
+
+    def give_way(self) -> bool:
+        """Let a cut that takes memory fail and give all of that back; returns whether there was one."""
+        if self.serial is None:
+            return False
+        self.fail(self.serial, "the pserver is at its memory limit, and rows that change during a save need some")
+        while self.release():
+            pass
+        return True
+
     def release(self) -> bool:
         """Give back a little of the memory of cuts that are over; returns whether there is more to give back."""
         if self._over:
@@ -136,6 +155,10 @@ class Cutting:
                 self._over.popleft()
             return True
         return self.part is not None and self.part.cut is not None and self.part.cut.release()
+
+    def _drop_if_handed_out(self, part: Part) -> None:
+        if part.cut is not None and part.cut.is_handed_out:
+            self._drop_cut(part)
 
     def _drop_cut(self, part: Part) -> None:
         if part.cut is not None:

@@ -1,26 +1,17 @@
 """One pserver's part of a flat group of dense parameters or buffers."""
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import numpy as np
 
 from evergrad.checkpoint.pieces import DensePiece
 from evergrad.errors import CheckpointError
 from evergrad.kernels.merge import add_flat, divide
-from evergrad.messages import AnyArray, Flags, Floats, GroupKind, GroupSpec
+from evergrad.messages import AnyArray, Flags, Floats, GroupKind, GroupSpec, Segment
 from evergrad.pserver.rules import apply_dense
 
 DensePart = tuple[AnyArray, Flags, int]
 """What one task contributes: values of this span, a flag for each parameter of the group, samples."""
-
-
-class Segment(NamedTuple):
-    """The elements of one parameter that fall in the span, as positions inside it."""
-
-    parameter: int
-    start: int
-    stop: int
 
 
 class DenseGroup:
@@ -35,7 +26,7 @@ class DenseGroup:
         width = spec.rule.state_width if spec.rule is not None else 0
         initial = spec.rule.initial_state if spec.rule is not None else 0.0
         self._spec, self._span = spec, span
-        self._segments = tuple(_segments(spec, span))
+        self._segments = tuple(spec.segments(span))
         self._updates = [0] * len(spec.parameters)
         self._state: Floats = np.full((width, len(span)), initial, np.float32)
         dtype = np.int64 if spec.kind is GroupKind.LOWEST else np.float32
@@ -139,13 +130,3 @@ def _mean(parts: Sequence[tuple[AnyArray, int]], segment: Segment, total: int) -
     means = np.empty(sums.size, np.float32)
     divide(sums, total, means)
     return means
-
-
-def _segments(spec: GroupSpec, span: range) -> Iterator[Segment]:
-    start = 0
-    for number, parameter in enumerate(spec.parameters):
-        stop = start + parameter.size
-        inside = range(max(start, span.start), min(stop, span.stop))
-        if inside:
-            yield Segment(number, inside.start - span.start, inside.stop - span.start)
-        start = stop

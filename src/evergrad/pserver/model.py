@@ -54,13 +54,12 @@ class Model:
         """This place's span of a dense group; never changed afterwards."""
         return self._groups[group].values
 
-    def bytes_needed(self, tables: Sequence[TableGrads], is_cut: bool) -> int:
-        """At most so many bytes beyond the gradients themselves does it take to apply them.
+    def bytes_needed(self, tables: Sequence[TableGrads]) -> int:
+        """At most so many bytes beyond the gradients themselves does it take to apply them: rows, index and sums.
 
-        For rows, index and sums, and where there is a cut for the rows as they were.
+        A row that a cut has copied aside is none that is made.
         """
-        times = 2 if is_cut else 1
-        return sum(t.keys.size * (times * self._row_bytes[t.table] + SUM_BYTES * t.grads.shape[1]) for t in tables)
+        return sum(t.keys.size * (self._row_bytes[t.table] + SUM_BYTES * t.grads.shape[1]) for t in tables)
 
     def row_counts(self) -> tuple[int, ...]:
         """Rows of each table."""
