@@ -145,7 +145,7 @@ def dense(pserver):
 def test_a_restored_pserver_says_so_each_time_it_is_told():
     pserver = Pserver(Member("p0"))
     first = ask(pserver, restore(), MASTER)
-    assert first == Restored(Term(1), Generation(1), Place(0), Member("p0"), INIT_STEP)
+    assert first == Restored(Term(1), Generation(1), Place(0), Member("p0"), INIT_STEP, rows=(0,))
     assert ask(pserver, restore(), MASTER) == first
 
 

@@ -178,7 +178,8 @@ class Checkpoints:
             message = Freeze(term, generation, cut.serial)
             return [Send(p.address, message) for p in pservers if p.place not in cut.standing]
         p = cut.progress
-        message = Mark(term, generation, cut.serial, p.version, -1 if p.is_closed else p.epoch, p.standing)
+        epoch = p.epoch + 1 if p.is_closed else max(p.epoch, 0)  # as the pservers count, to whom the next is open then
+        message = Mark(term, generation, cut.serial, p.version, epoch, p.standing)
         return [Send(p.address, message) for p in pservers if p.place not in cut.written]
 
     def _is_time(self, now_s: float) -> bool:
