@@ -69,7 +69,7 @@ class JobOptimizer(torch.optim.Optimizer):
         return rates[: self._dense], rates[self._dense :]
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Hand the batch's gradients to the job: the pservers decide when and how to apply them; `LocalSGD` does it now.
+        """Hand the batch's gradients to the pservers, which decide when and how to apply them; `LocalSGD` does it here.
 
         Raises:
             ConfigError: called outside `job.batches`, or twice for one batch.
