@@ -12,6 +12,7 @@ from evergrad.checkpoint.model import Model as SavedModel
 from evergrad.errors import ConfigError
 from evergrad.job.job import Job, embedded_session
 from evergrad.messages import Request, Schema, Wire
+from evergrad.trainer.driver import Leaving
 
 DATA = {"n": torch.arange(20), "x": torch.ones(20, 1)}
 ROW = torch.tensor([0])
@@ -367,6 +368,40 @@ def test_what_a_dataset_raises_in_the_middle_of_a_task_goes_through_and_the_next
     assert before == -2, "of the second task nothing counts"
     loop(job, lambda *_: train_batch(model, optimizer), data=data)
     assert values(job, model)[0] == before - 5
+
+
+class Members:
+    """In place of the thread that talks to the master: what it has heard of the job."""
+
+    newest = None
+
+    def turned(self):
+        pass
+
+    def silence_s(self):
+        return 0.0
+
+
+def test_who_is_told_to_leave_does_so_before_the_next_batch_of_its_task_and_hands_in_nothing(new_job):
+    job = new_job(update=eg.LocalSGD(steps=5))
+    model = nn.Linear(1, 1)
+    optimizer = job.optimizer(model, dense=eg.SGD(lr=1.0))
+    driver, seen, before = job._session.driver, [], model.bias.item()
+
+    def body(epoch, number, batch):
+        seen.append(number)
+        optimizer.zero_grad()
+        model(batch["x"]).sum().backward()
+        optimizer.step()
+        if number == 1:
+            driver.heartbeats, driver.is_leaving = Members(), True
+
+    with pytest.raises(Leaving):
+        loop(job, body)
+    driver.heartbeats = None
+    assert seen == [0, 1]
+    job.evaluate(lambda batch: {}, DATA, 20)
+    assert model.bias.item() == before
 
 
 # -- rules and rates ---------------------------------------------------------------------------------------------------

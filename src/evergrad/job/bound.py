@@ -214,10 +214,11 @@ class BoundModel:
             NotFinite: there is NaN or infinity among it.
             Void, PushRefused: as `Trainer.push`.
         """
-        local, update = self.local, self._update
-        if not local.samples or update is None:
+        local = self.local
+        if not local.samples:
             return False
-        rows, spans = local.difference(learning_rate(update.outer.lr, task.step))
+        assert self._update is not None
+        rows, spans = local.difference(learning_rate(self._update.outer.lr, task.step))
         for span in spans:
             self.groups[span.group].check_finite(span.values, "the difference of")
         trainer, rows = self._session.trainer, self._encoded(rows, "the difference")

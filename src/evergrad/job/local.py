@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from evergrad.kernels import index
+from evergrad.kernels import gather, index
 from evergrad.messages import AnyArray, Flags, Floats, GroupKind, GroupSpec, Keys, TableKeys
 from evergrad.optim import RuleSpec
 from evergrad.placement import SLOTS
@@ -71,8 +71,9 @@ class TaskRows:
 
     def values(self, keys: Keys) -> Floats:
         """What the rows of these keys, which are here, are now: shape (n, dim)."""
-        arena = self._arena.reshape(-1, self._width)
-        return np.ascontiguousarray(arena[index.find(self._index, keys), : self._dim])
+        values = np.empty((keys.size, self._dim), np.float32)
+        gather.copy_rows(self._arena, self._width, index.find(self._index, keys), values)
+        return values
 
     def step(self, keys: Keys, grads: Floats, lr: float) -> None:
         """Apply the rule once to the rows of different keys, which are here."""
