@@ -172,13 +172,14 @@ class Master:
         sends = []
         if self._script is not None:
             self._decide(self._script, now_s)
-            sends = self._let_begin(self._script)
         for member, (src, message) in list(self._waiting.items()):
             answer = self._agree(message) if isinstance(message, Agree) else self._choose(message, now_s)
             if answer is not None:
                 del self._waiting[member]
                 self._answered[member] = answer
                 sends.append(Send(src, answer))
+        if self._script is not None:
+            sends += self._let_begin(self._script)
         if self._pservers is not None and not self.is_over:
             sends += self._pservers.due(now_s)
         return sends
@@ -202,6 +203,7 @@ class Master:
     def _let_begin(self, script: Script) -> list[Send]:
         """Answers to those who wait for a slower trainer, or whose task counts no more."""
         sends = []
+        script.settle()
         for member, (src, ask, _) in list(self._pausing.items()):
             if (answer := self._may_begin(script, ask)) is not None:
                 del self._pausing[member]
