@@ -26,8 +26,6 @@ from evergrad.job.arguments import added, data_of, folder_of, frames_to_the_scri
 from evergrad.job.batch import Fetched, OpenBatch, seed_generators
 from evergrad.job.bound import BoundModel, Version
 from evergrad.job.dense import NotFinite, Rules
-from evergrad.job.embedded import MASTER as LOCAL_MASTER
-from evergrad.job.embedded import LocalNetwork
 from evergrad.job.numerics import fingerprint
 from evergrad.job.optimizer import JobOptimizer
 from evergrad.job.saving import save_tables
@@ -103,9 +101,12 @@ def init(update: Update | None = None, *, seed: int = 0, threads: int = 1, wire:
 
 def embedded_session(pservers: int = 1, message_bytes: int = MESSAGE_BYTES) -> Session:
     """A job inside this process with so many pservers, its one trainer, and messages of about this size at most."""
+    # Imported here: a trainer among other processes starts without the master and the pserver, and sooner.
+    from evergrad.job.embedded import MASTER, LocalNetwork
+
     exchange, network = Exchange(), LocalNetwork(pservers)
     identity = Identity("trainer-0", os.getpid(), "")
-    trainer = Trainer(exchange, LOCAL_MASTER, identity, lambda: Member("trainer-0"), message_bytes)
+    trainer = Trainer(exchange, MASTER, identity, lambda: Member("trainer-0"), message_bytes)
     driver = Driver(exchange, network)
     driver.run(trainer.join())
     return Session(trainer, driver)
