@@ -26,7 +26,6 @@ from evergrad.job.asynchronous import AsyncTasks
 from evergrad.job.batch import Fetched, OpenBatch, seed_generators
 from evergrad.job.bound import BoundModel, Version
 from evergrad.job.dense import NotFinite, Rules
-from evergrad.job.embedded import embedded_session
 from evergrad.job.numerics import fingerprint
 from evergrad.job.optimizer import JobOptimizer
 from evergrad.job.rows import HeldRows
@@ -91,11 +90,18 @@ def init(update: Update | None = None, *, seed: int = 0, threads: int = 1, wire:
         raise ConfigError(f"wire is {wire!r}; give one of {', '.join(Wire)}")
     torch.set_num_threads(threads)
     is_embedded = sessions.MASTER not in os.environ
-    session = embedded_session() if is_embedded else sessions.connect(os.environ, fingerprint())
+    session = _embedded() if is_embedded else sessions.connect(os.environ, fingerprint())
     seed_generators(seed)
     is_ahead = isinstance(update, Async) and update.ahead
     local = update if isinstance(update, LocalSGD) else None
     return Job(session, Schema(seed, spec, (), (), Wire(wire)), is_embedded, is_ahead, local)
+
+
+def _embedded() -> Session:
+    # Imported here: a trainer among other processes starts without the master, and sooner.
+    from evergrad.job.embedded import embedded_session
+
+    return embedded_session()
 
 
 class Job:
