@@ -168,7 +168,7 @@ def figures(quick: bool = False) -> Iterator[dict[str, object]]:
             for values in zip(*((x.all - x.own, x.own, x.down_s) for x in losses), strict=True)
         )
         yield {
-            "name": f"samples/s lost by a kill every {FAULT_EVERY_S:.0f} s beyond the trainer's own share, {case.title}",
+            "name": f"samples/s lost by a kill every {FAULT_EVERY_S:.0f} s beyond the own share, {case.title}",
             "value": 100 * beyond,
             "unit": f"% (own share {100 * own:.1f} %, it is back after {down_s:.1f} s)",
             "target": "< 5",
