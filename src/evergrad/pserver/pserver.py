@@ -452,6 +452,7 @@ class Pserver:
             return Pushed(push.request)
         if reason := admission.refuse_whole(self._version, whole.groups):
             return self._refused(push.request, reason)
+        whole = msgspec.structs.replace(whole, request=push.request)  # the answer is to the part that came last
         if must_wait:
             self._batches.wait(src, whole)
             self._promised_bytes += model.bytes_needed(whole.tables)
