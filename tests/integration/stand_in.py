@@ -55,7 +55,7 @@ def launch(folder: Path, args: list[str]) -> int:
 class Master:
     def __init__(self, folder: Path, args: list[str]) -> None:
         parser = argparse.ArgumentParser()
-        for option in ("--listen", "--job", "--pservers", "--address-file"):
+        for option in ("--listen", "--job", "--pservers", "--address-file", "--store", "--scratch", "--resume"):
             parser.add_argument(option, required=True)
         options = parser.parse_args(args)
         self.folder, self.job = folder, options.job
@@ -82,7 +82,7 @@ class Master:
         match message:
             case AskStatus(request):
                 return self.status(request)
-            case StopJob(request, failure):
+            case StopJob(request, failure, _):
                 self.note(f"stop {failure}")
                 self.ended, self.failure = True, failure
             case Exited(request, name, pid):

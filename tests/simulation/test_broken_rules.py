@@ -1,8 +1,11 @@
 """The simulation can fail: with one rule of the protocol switched off it finds a broken promise."""
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 
+from evergrad.job.local import LocalModel
 from evergrad.master import pservers as master_pservers
 from evergrad.master.dispatch import TaskPool
 from evergrad.master.master import Master
@@ -15,6 +18,7 @@ from .world import Roles, Trouble, World
 
 SYNC = Plan(UpdateSpec(UpdateName.SYNC, 3))
 ASYNC = Plan(UpdateSpec(UpdateName.ASYNC, 3))
+LOCAL = Plan(UpdateSpec(UpdateName.LOCAL_SGD, 2, local_steps=3))
 IMPATIENT = Plan(UpdateSpec(UpdateName.SYNC, 3, backup_after_s=0.3))
 ROUGH = Trouble(loss=0.1, duplicate=0.2, slow=0.15, mean_s={"crash": 2.0, "freeze": 2.0, "join": 2.0})
 SCHEDULES = 30
@@ -106,6 +110,20 @@ def test_a_master_that_keeps_the_tasks_of_the_dead_is_found(plan):
 
 def test_a_trainer_that_asks_one_pserver_where_a_task_stands_is_found():
     assert first_fault(ASYNC, Roles(trainer=GoesOnWhereTheFirstPserverIs))
+
+
+def test_trainers_that_keep_the_state_of_their_own_steps_are_found():
+    kept = replace(LOCAL, update=msgspec.structs.replace(LOCAL.update, keep_inner_state=True))
+    assert "differs from that of the run without faults" in first_fault(kept, Roles())
+
+
+def test_trainers_that_begin_a_task_with_what_the_last_one_left_are_found(monkeypatch):
+    monkeypatch.setattr(LocalModel, "forget", lambda self: None)
+    assert first_fault(LOCAL, Roles())
+
+
+def test_a_task_of_several_batches_whose_rows_are_those_of_another_round_is_found():
+    assert first_fault(LOCAL, Roles(pserver=PullsWhateverThereIs))
 
 
 def test_a_commit_that_is_not_sent_again_is_found(monkeypatch):

@@ -3,6 +3,7 @@
 from collections import Counter
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from evergrad.messages import UpdateName, UpdateSpec
@@ -12,6 +13,7 @@ from .world import CALM, World
 
 SYNC = Plan(UpdateSpec(UpdateName.SYNC, 3))
 ASYNC = Plan(UpdateSpec(UpdateName.ASYNC, 3))
+LOCAL = Plan(UpdateSpec(UpdateName.LOCAL_SGD, 2, local_steps=3))
 SCHEDULES = 15
 
 
@@ -51,6 +53,24 @@ def test_so_does_one_whose_scripts_leave_an_epoch_early(seed):
 def test_so_does_one_whose_scripts_pass_over_some_batches(seed, tasks):
     for one in seeds(seed):
         run(replace(SYNC, update=UpdateSpec(UpdateName.SYNC, tasks), skips=True), one, 2)
+
+
+@pytest.mark.parametrize("pservers", [1, 2, 3])
+@pytest.mark.parametrize("tasks", [1, 3])
+def test_so_does_one_whose_trainers_take_steps_of_their_own(seed, tasks, pservers):
+    for one in seeds(seed):
+        run(replace(LOCAL, update=msgspec.structs.replace(LOCAL.update, batches=tasks)), one, pservers)
+
+
+def test_so_does_one_whose_tasks_of_several_batches_are_handed_out_twice_early(seed):
+    for one in seeds(seed):
+        run(replace(LOCAL, update=msgspec.structs.replace(LOCAL.update, backup_after_s=0.5)), one, 2)
+
+
+def test_so_does_one_that_passes_over_batches_of_its_tasks_and_leaves_an_epoch_early(seed):
+    for one in seeds(seed):
+        run(replace(LOCAL, skips=True), one, 2)
+        run(replace(LOCAL, break_at=(0, 1)), one, 2)
 
 
 @pytest.mark.parametrize("pservers", [1, 2, 3])

@@ -17,6 +17,7 @@ import numpy as np
 
 from evergrad.errors import EvergradError
 from evergrad.master.master import Master
+from evergrad.master.settings import Settings
 from evergrad.messages import (
     NEWEST,
     Address,
@@ -125,7 +126,7 @@ class Process:
 class MasterProcess(Process):
     def __init__(self, world: "World", pservers: int) -> None:
         super().__init__(world, MASTER)
-        self.master = world.roles.master("simulation", pservers, LEASE_S)
+        self.master = world.roles.master(Settings("simulation", pservers, LEASE_S))
         self.every(TICK_S, lambda: self.send(self.master.tick(world.now_s)))
 
     def receive(self, src: str, message: Message) -> None:
@@ -220,6 +221,7 @@ class TrainerProcess(Process):
         if isinstance(message, HeartbeatReply):
             if message.over:
                 self._end(message.failure)
+            self._trainer.hear(message.generation)
             return
         self._exchange.receive(message)
         self._turn()

@@ -5,6 +5,7 @@ import pytest
 
 from evergrad import init_rows
 from evergrad.master.master import Master
+from evergrad.master.settings import Settings
 from evergrad.messages import (
     INIT_STEP,
     NEWEST,
@@ -16,11 +17,13 @@ from evergrad.messages import (
     AskStatus,
     AsyncTask,
     BreakDone,
+    CloseEpoch,
     Commit,
     Committed,
     DataSpec,
     Deposed,
     Ended,
+    EpochClosed,
     EpochIs,
     EvalDone,
     EvalTask,
@@ -79,7 +82,7 @@ class Job:
     """A master, pservers that acknowledge whatever it says, and the answers that trainers got."""
 
     def __init__(self, pservers=1, schema=SYNC, acknowledge=True):
-        self.master = Master("job", pservers, LEASE_S)
+        self.master = Master(Settings("job", pservers, LEASE_S))
         self.now, self.schema, self.acknowledge = 0.0, schema, acknowledge
         self.answers, self.told = {}, []
         self._requests = 0
@@ -112,6 +115,8 @@ class Job:
             answer = Restored(message.term, message.generation, place, message.member, INIT_STEP)
         elif isinstance(message, Commit):
             answer = Committed(message.term, message.generation, place, message.step)
+        elif isinstance(message, CloseEpoch):
+            answer = EpochClosed(message.term, message.generation, place, message.epoch)
         else:
             return
         self.take(self.master.handle(address, answer, self.now))
@@ -185,7 +190,9 @@ def test_a_second_pserver_at_a_place_is_refused():
     job = Job(2)
     address = Address("tcp://127.0.0.1:5009")
     join = Join(Request(1), Role.PSERVER, Member("other"), "p1", 0, "", Place(1), address)
-    assert "pserver 1 is there already" in job.master.handle(address, join, 0.0)[0].message.reason
+    assert job.master.handle(address, join, 0.0) == []
+    job.wait(3.0)
+    assert "pserver 1 is there already" in job.master.handle(address, join, 3.0)[0].message.reason
 
 
 @pytest.mark.parametrize("place", [None, -1, 2])
@@ -297,7 +304,7 @@ def test_a_late_copy_of_a_join_does_not_make_a_member_again():
 
 def test_a_model_is_agreed_once_all_pservers_are_there_and_hold_it():
     job = Job(0, acknowledge=False)
-    job.master = Master("job", 2, LEASE_S)
+    job.master = Master(Settings("job", 2, LEASE_S))
     job.join_pserver(0)
     job.join("a")
     assert "a" not in job.answers
@@ -841,7 +848,7 @@ def test_what_a_pserver_cannot_do_ends_the_job(message, says):
 
 def test_the_status_says_who_is_waited_for():
     job = Job(0)
-    job.master = Master("job", 2, LEASE_S)
+    job.master = Master(Settings("job", 2, LEASE_S))
     assert job.status().waiting_for == "pserver 0, 1 of 2 to join"
     job.join_pserver(0)
     assert job.status().waiting_for == "pserver 1 of 2 to join"

@@ -8,7 +8,6 @@ generation, messages of a master its term; see `docs/architecture.md` for who se
 from evergrad.messages.checkpoints import (
     Abandon,
     Abandoned,
-    CheckpointSpec,
     FileInfo,
     FileKind,
     Freeze,
@@ -32,10 +31,12 @@ from evergrad.messages.members import (
     LeaderIs,
     Leave,
     Left,
+    Raised,
     Refused,
     Unknown,
 )
 from evergrad.messages.model import (
+    CheckpointSpec,
     DataSpec,
     Evict,
     GroupKind,
@@ -50,10 +51,12 @@ from evergrad.messages.model import (
     Wire,
 )
 from evergrad.messages.parameters import (
+    CloseEpoch,
     Commit,
     Committed,
     CountRows,
     Deposed,
+    EpochClosed,
     Export,
     Exported,
     ExportPart,
@@ -76,25 +79,30 @@ from evergrad.messages.parameters import (
     TableKeys,
     Where,
 )
-from evergrad.messages.status import AskStatus, MemberStatus, Noted, Status, StopJob
+from evergrad.messages.status import AskStatus, MemberStatus, Noted, SetAside, Status, StopJob
 from evergrad.messages.tasks import (
     Agree,
     Agreed,
     Ask,
+    AskCheckpoint,
     AsyncTask,
+    Begin,
     BreakDone,
     Done,
     Ended,
     EpochIs,
     EvalDone,
     EvalTask,
+    GiveUp,
     InitTask,
+    MayBegin,
     Over,
     Partial,
     PserverAt,
     ReportMetrics,
     SaveDone,
     SaveTask,
+    StartAgain,
     SyncTask,
     TotalsAre,
     TrainDone,
@@ -130,8 +138,8 @@ AnyMessage = (
     | Agree | Agreed | Ask | EpochIs | InitTask | SyncTask | AsyncTask | EvalTask | SaveTask | Over | TotalsAre
     | Ended | ReportMetrics | Restore | Restored | Commit | Committed | Missing | Deposed | Shutdown | Pull | Pulled
     | Stale | Push | PushBatch | Pushed | Full | Where | Here | Export | Exported | CountRows | RowCounts | AskStatus
-    | Status | StopJob | Noted | Hello | HelloReply | Mark | Freeze | Frozen | Marked | Abandon | Abandoned | Written
-    | WrittenNoted
+    | Status | StopJob | Noted | MayBegin | Begin | GiveUp | CloseEpoch | EpochClosed | Hello | HelloReply | Mark
+    | Freeze | Frozen | Marked | Abandon | Abandoned | Written | WrittenNoted | AskCheckpoint | StartAgain
 )  # fmt: skip
 
 __all__ = [
@@ -145,12 +153,15 @@ __all__ = [
     "AnyArray",
     "AnyMessage",
     "Ask",
+    "AskCheckpoint",
     "AskLeader",
     "AskStatus",
     "AsyncTask",
     "Attempt",
+    "Begin",
     "BreakDone",
     "CheckpointSpec",
+    "CloseEpoch",
     "Commit",
     "Committed",
     "CountRows",
@@ -158,6 +169,7 @@ __all__ = [
     "Deposed",
     "Done",
     "Ended",
+    "EpochClosed",
     "EpochIs",
     "EvalDone",
     "EvalTask",
@@ -174,6 +186,7 @@ __all__ = [
     "Frozen",
     "Full",
     "Generation",
+    "GiveUp",
     "GroupGrads",
     "GroupKind",
     "GroupSpan",
@@ -192,6 +205,7 @@ __all__ = [
     "Left",
     "Mark",
     "Marked",
+    "MayBegin",
     "Member",
     "MemberStatus",
     "Message",
@@ -209,6 +223,7 @@ __all__ = [
     "Push",
     "PushBatch",
     "Pushed",
+    "Raised",
     "Refused",
     "ReportMetrics",
     "Request",
@@ -221,10 +236,12 @@ __all__ = [
     "Schema",
     "Segment",
     "Send",
+    "SetAside",
     "Shutdown",
     "Source",
     "Stale",
     "Standing",
+    "StartAgain",
     "Status",
     "StopJob",
     "SyncTask",

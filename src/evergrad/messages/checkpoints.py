@@ -24,24 +24,13 @@ class Progress(msgspec.Struct, frozen=True):
     first_version: int = 0
     """The version at which it began."""
     first_batch: int = 0
-    """In `async` the number, over all epochs, of its first batch."""
-    batches: int = 0
-    """In `async` the batches of all epochs begun."""
+    """The number of its first batch, counted as learning rates that depend on batches do."""
     standing: Standing = ()
     """In `async` how far its tasks are; not used where it is closed."""
     is_closed: bool = False
     """Whether it is over."""
     left_until: int = 0
     """Scripts have left their loops over epochs up to this one."""
-
-
-class CheckpointSpec(msgspec.Struct, frozen=True):
-    """Where checkpoints go, when they are made besides the first and that of each epoch's end, and how many stay."""
-
-    url: str
-    every_steps: int | None = None
-    every_s: float | None = None
-    keep: int = 3
 
 
 class FileKind(StrEnum):

@@ -18,7 +18,7 @@ class Standpoint(NamedTuple):
     batches: dict[int, int]
 
     def of(self, epoch: int, task: int) -> int:
-        """Batches of a task. An epoch begins only when all tasks of the one before are done."""
+        """Batches of a task. An epoch begins only when the one before is over."""
         if epoch < self.epoch:
             return ALL_BATCHES
         return self.batches.get(task, 0) if epoch == self.epoch else 0
@@ -71,7 +71,7 @@ class Batches:
 
     def note(self, push: PushBatch) -> None:
         """A batch of the present epoch, the next of its task, is applied."""
-        self.at.batches[push.task] = push.batch + 1
+        self.at.batches[push.task] = push.batch + push.batches
 
     def can_wait(self, src: str, push: PushBatch) -> bool:
         """Whether there is room for a batch that does not wait yet."""

@@ -6,7 +6,8 @@ Invariants:
 1. A pull changes nothing; rows are made by commits (`Sync`) and batches (`Async`) only.
 2. `version` grows by one with each commit and by nothing else; a commit is applied at its own version or not at all.
 3. What is staged for the present version stays until its commit or a new generation.
-4. In `Async` the batches of a task of the present epoch are applied each once and in order (`batches.py`).
+4. In `Async` the batches of a task of the present epoch are applied each once and in order, and none more once the
+   epoch is closed (`batches.py`).
 5. At most one checkpoint is taken part in, and none that was given up (`cutting.py`).
 """
 
@@ -26,10 +27,12 @@ from evergrad.messages import (
     Abandoned,
     AnyMessage,
     Attempt,
+    CloseEpoch,
     Commit,
     Committed,
     CountRows,
     Deposed,
+    EpochClosed,
     Export,
     Exported,
     FileInfo,
@@ -72,7 +75,8 @@ from evergrad.pserver.memory import Room
 from evergrad.pserver.model import Contribution, Model
 from evergrad.pserver.parts import Parts
 
-OfMaster = Restore | Commit | Hello | Freeze | Mark | Abandon | WrittenNoted | Shutdown
+OfCut = Freeze | Mark | Abandon | WrittenNoted
+OfMaster = Restore | Commit | CloseEpoch | Hello | OfCut | Shutdown
 """What a master says."""
 OfModel = Pull | Push | PushBatch | Where | Export | CountRows
 """Requests about a generation's model, each of one trainer."""
@@ -127,7 +131,17 @@ class Pserver:
     def handle(self, src: str, message: AnyMessage) -> list[Send]:
         """Deal with one message from `src`; returns what to send."""
         match message:
-            case Restore() | Commit() | Hello() | Freeze() | Mark() | Abandon() | WrittenNoted() | Shutdown():
+            case (
+                Restore()
+                | Commit()
+                | CloseEpoch()
+                | Hello()
+                | Freeze()
+                | Mark()
+                | Abandon()
+                | WrittenNoted()
+                | Shutdown()
+            ):
                 return self._from_master(src, message)
             case Pull() | Push() | PushBatch() | Where() | Export() | CountRows():
                 return self._from_trainer(src, message)
@@ -151,6 +165,8 @@ class Pserver:
                 return sends + self._restore(src, message)
             case Commit():
                 return sends + self._commit(src, message)
+            case CloseEpoch():
+                return sends + self._close_epoch(src, message)
             case Hello():
                 return [*sends, Send(src, self._hello_reply())]
             case Freeze() | Mark() | Abandon():
@@ -234,6 +250,13 @@ class Pserver:
         last = self._last_commit
         if last is not None and last.step == commit.step and last.chosen != commit.chosen:
             raise InvariantError(f"step {commit.step} was applied as {last.chosen} and is now named as {commit.chosen}")
+
+    def _close_epoch(self, src: str, message: CloseEpoch) -> list[Send]:
+        if message.generation != self.generation:
+            return []
+        self._cutting.give_up_agreement()  # what it waits for comes no more
+        self._begin_epoch(message.epoch + 1)
+        return [Send(src, EpochClosed(self.term, self.generation, self._place, message.epoch)), *self._go_on()]
 
     def _unpark(self) -> list[Send]:
         parked, self._parked = self._parked, {}
@@ -439,6 +462,8 @@ class Pserver:
         if self._version == INIT_STEP or push.batch > applied:
             return None
         if push.batch < applied:
+            if push.batch + push.batches > applied:
+                return self._refused(push.request, _overlaps(push, applied))
             self.counters["repeated pushes"] += 1
             return Pushed(push.request)
         must_wait = not self._cutting.may_apply(push)
@@ -527,3 +552,10 @@ class Pserver:
     def _refused(self, request: Request, reason: str) -> Refused:
         self.counters["refused requests"] += 1
         return Refused(request, reason)
+
+
+def _overlaps(push: PushBatch, applied: int) -> str:
+    last = push.batch + push.batches - 1
+    return (
+        f"a push of batches {push.batch} to {last} of a task of which {applied} are applied; it must go on from there"
+    )
