@@ -88,7 +88,7 @@ class Cutting:
         if self.part is None or not self.part.is_frozen:
             return True
         target = self.part.target
-        return target is not None and push.batch < target.of(push.epoch, push.task)
+        return target is not None and push.batch + push.batches <= target.of(push.epoch, push.task)
 
     def cut(self, serial: int, model: Model) -> None:
         """Cut the model for this serial, unless that is given up; batches wait no more.
