@@ -112,6 +112,12 @@ class Cutting:
         """The serial of which pieces are still to be handed out."""
         return self.part.serial if self.part is not None and self.part.cut is not None else None
 
+    @property
+    def saving(self) -> int | None:
+        """The serial of which pieces are still to be handed out or written."""
+        part = self.part
+        return part.serial if part is not None and part.is_taken and not part.is_complete else None
+
     def next_piece(self, slice_bytes: int) -> Piece | None:
         """Copy about so many bytes of the cut; returns a piece when one is complete."""
         part = self.part
