@@ -344,6 +344,7 @@ def test_a_restored_table_can_be_cut_and_shows_the_same_again():
         {"rows": np.zeros((2, 7), np.float32)},
         {"rows": np.zeros((3, 6), np.float32)},
         {"keys": ids(5, 5)},
+        {"notes": None},
         {"candidates": ids(6), "candidate_notes": np.zeros((1, 2), np.int32)},
     ],
 )
@@ -354,19 +355,6 @@ def test_a_piece_that_does_not_fit_is_an_error(wrong):
     )
     with pytest.raises(CheckpointError, match="'user'"):
         table.load(piece._replace(**wrong))
-
-
-def test_a_table_whose_policy_was_changed_takes_rows_without_notes_as_just_met_and_drops_what_it_has_no_use_for():
-    old, with_notes = Table(table_spec(min_count=3), 0, ALL), Table(table_spec(min_count=2, ttl=9), 0, ALL)
-    for _ in range(4):
-        push(old, ids(1, 2))
-    push(old, ids(3))
-    pieces = cut_whole(old)
-    assert restored(with_notes._spec, pieces, 5, 1)[0]._notes.array[:4].tolist() == [5, 2, 5, 2]
-    assert content(restored(with_notes._spec, pieces, 5, 1)[0])[1] == {3: (5, 1)}
-    (plain,) = restored(table_spec(), pieces, 5, 1)
-    assert set(content(plain)[0]) == {1, 2}
-    assert content(plain)[1] == {}
 
 
 def test_a_slot_of_hundreds_of_rows_is_handed_out_in_the_order_of_its_keys():

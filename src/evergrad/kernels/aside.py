@@ -26,7 +26,7 @@ FROM, LIMIT, STEP, STRIDE, TOP = range(5)
 number of a row at the cut; the table's updates at the cut; floats of a row; the end of the used part of the words."""
 CHUNK, IN_CHUNK = 16, 7
 """Words of a chunk of a slot's list, two cache lines: up to seven pairs (key, what), then the word of the next chunk,
-of which all pairs are used, or -1. `what` is what stood in a candidate's entry, and for a row the word where its copy is:
+of which all pairs are used, or -1. `what` is what stood in a candidate's entry, and for a row the word of its copy:
 its floats, two to a word, and its note as `as_word` makes it, where the table keeps notes."""
 _USED_BITS = 3
 _AHEAD = 32

@@ -20,7 +20,10 @@ from evergrad.messages.types import (
 
 
 class Restore(Message, frozen=True):
-    """Hold this model from now on, as the pserver of `place` of `places`; `source` None: from nothing."""
+    """Hold this model from now on, as the pserver of `place` of `places`; `source` None: from nothing.
+
+    `checkpoints`: the URL to write parts of checkpoints to.
+    """
 
     term: Term
     generation: Generation
@@ -29,6 +32,7 @@ class Restore(Message, frozen=True):
     places: int
     schema: Schema
     source: Source | None
+    checkpoints: str | None = None
 
 
 class Restored(Message, frozen=True):

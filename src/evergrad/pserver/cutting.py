@@ -88,7 +88,7 @@ class Cutting:
         if self.part is None or not self.part.is_frozen:
             return True
         target = self.part.target
-        return target is not None and push.batch < target.of(push.epoch, push.task)
+        return target is not None and push.batch + push.batches <= target.of(push.epoch, push.task)
 
     def cut(self, serial: int, model: Model) -> None:
         """Cut the model for this serial, unless that is given up; batches wait no more.
@@ -111,6 +111,12 @@ class Cutting:
     def serial(self) -> int | None:
         """The serial of which pieces are still to be handed out."""
         return self.part.serial if self.part is not None and self.part.cut is not None else None
+
+    @property
+    def saving(self) -> int | None:
+        """The serial of which pieces are still to be handed out or written."""
+        part = self.part
+        return part.serial if part is not None and part.is_taken and not part.is_complete else None
 
     def next_piece(self, slice_bytes: int) -> Piece | None:
         """Copy about so many bytes of the cut; returns a piece when one is complete."""

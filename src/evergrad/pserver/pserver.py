@@ -116,6 +116,8 @@ class Pserver:
         self.counters: Counter[str] = Counter()
         self._place = Place(0)
         self._version = INIT_STEP
+        self.restored: Restore | None = None
+        """The model held, as the master has told it."""
         self._held: tuple[Model, Admission] | None = None
         self._staged: dict[tuple[int, Attempt], Push] = {}
         self._parts = Parts()
@@ -205,13 +207,14 @@ class Pserver:
         self._cutting.give_up_all()
         while self._cutting.release():
             pass
-        self._held = self._loading = None
+        self._held = self._loading = self.restored = None
         self._staged, self._parked, self._last_commit, self._promised_bytes = {}, {}, None, 0
         self._parts.clear()
         self._batches = Batches()
         self._loaded = Loaded()
 
     def _hold(self, restore: Restore, model: Model) -> None:
+        self.restored = restore
         self._held = model, Admission(restore.schema, restore.place, restore.places)
 
     def _restored_now(self) -> Restored:
@@ -313,8 +316,13 @@ class Pserver:
 
     @property
     def serial(self) -> int | None:
-        """The checkpoint of which this process is to write pieces; None if there is nothing to write."""
+        """The checkpoint of which pieces are to be handed out; None if there are none."""
         return self._cutting.serial
+
+    @property
+    def saving(self) -> int | None:
+        """The checkpoint of which pieces are to be handed out or written; None if there are none."""
+        return self._cutting.saving
 
     def next_piece(self, slice_bytes: int) -> Piece | None:
         """Copy about so many bytes of the cut; returns the next piece when it is complete."""
@@ -477,6 +485,7 @@ class Pserver:
             return Pushed(push.request)
         if reason := admission.refuse_whole(self._version, whole.groups):
             return self._refused(push.request, reason)
+        whole = msgspec.structs.replace(whole, request=push.request)  # the answer is to the part that came last
         if must_wait:
             self._batches.wait(src, whole)
             self._promised_bytes += model.bytes_needed(whole.tables)

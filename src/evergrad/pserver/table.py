@@ -196,30 +196,22 @@ class Table:
     def load(self, piece: RowsPiece) -> None:
         """Take the rows and candidates of some slots.
 
-        A table that keeps notes takes rows without any as met in its last update, for the `min_count`-th time; one that
-        has no use for notes or candidates drops them.
-
         Raises:
             CheckpointError: they do not fit, or a key is here already.
         Cost: 60 ns a row of 32 floats, if the memory is at hand.
         """
-        if piece.rows.shape != (piece.keys.size, self._stride):
-            raise self._not_fitting(f"rows of shape {piece.rows.shape}; here they have {self._stride} numbers each")
+        shape, has_notes = (piece.keys.size, self._stride), self._policy.has_notes
+        if piece.rows.shape != shape or (piece.notes is not None) != has_notes:
+            found = f"rows of shape {piece.rows.shape} {'with' if piece.notes is not None else 'without'} notes"
+            raise self._not_fitting(f"{found} where {shape} {'with' if has_notes else 'without'} them belongs")
         rows, new = self._numbers_of(piece.keys)
         if new.size < rows.size:
             raise self._not_fitting("a key twice")
-        notes = self._notes_for(piece)
+        if has_notes:
+            self._notes.reserve(2 * int(self._index.pool[index.ROWS]))
+        notes = _NO_NOTES if piece.notes is None else piece.notes.reshape(-1)
         cut.take_rows(self._rows.array, self._notes.array, self._stride, rows, piece.rows, notes)
-        if self._policy.min_count > 1:
-            self._load_candidates(piece.candidates, piece.candidate_notes.reshape(-1))
-
-    def _notes_for(self, piece: RowsPiece) -> Notes:
-        if not self._policy.has_notes:
-            return _NO_NOTES
-        self._notes.reserve(2 * int(self._index.pool[index.ROWS]))
-        if piece.notes is not None:
-            return piece.notes.reshape(-1)
-        return np.tile(np.array([self._updates, self._policy.min_count], np.int32), piece.keys.size)
+        self._load_candidates(piece.candidates, piece.candidate_notes.reshape(-1))
 
     def _load_candidates(self, keys: Keys, notes: Notes) -> None:
         done = cut.take_candidates(self._index, keys, notes, 0)
