@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+import checkpoints
 import click
 import remote
 import rules
@@ -31,6 +32,7 @@ SECTIONS: dict[str, Callable[[bool], Figures]] = {
     "rules": lambda quick: iter(rules.measure(*((100_000, 10_000) if quick else ()))),
     "remote": remote.figures,
     "click": click.figures,
+    "checkpoints": checkpoints.figures,
 }
 
 
