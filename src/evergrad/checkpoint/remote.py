@@ -114,7 +114,7 @@ class Remote:
 
     def remove_if_empty(self, folder: str) -> None:
         """Remove a folder with nothing in it; in an object store there is none."""
-        with suppress(FileNotFoundError, OSError):
+        with suppress(OSError):
             if not self._is_whole and not self._fs.ls(self._at(folder), detail=False):
                 self._fs.rmdir(self._at(folder))
 
