@@ -23,7 +23,7 @@ def write_piece(storage: Storage, serial: int, schema: Schema, place: Place, pie
         a trained one; none for an empty span.
 
     Raises:
-        StorageError: it cannot be written. The same call may be made again.
+        StorageError: it cannot be written. The same call may be made again, and several by several threads at once.
     Cost: the piece once more in memory, its CRC-32, and the writing.
     """
     match piece:

@@ -86,6 +86,7 @@ class Remote:
                 yield file
             except BaseException:
                 file.discard()
+                file.closed = True  # or it is written all the same when it is forgotten
                 raise
             file.close()
             file.commit()
@@ -96,7 +97,7 @@ class Remote:
             found = self._fs.find(self._at(folder), detail=True)
         except FileNotFoundError:
             return {}
-        return {self._relative(path): int(info["size"]) for path, info in found.items() if not path.endswith("/")}
+        return {self._relative(path): int(info["size"]) for path, info in found.items() if info["type"] == "file"}
 
     def folders(self) -> list[str]:
         """The folders right below the URL."""
@@ -113,7 +114,7 @@ class Remote:
 
     def remove_if_empty(self, folder: str) -> None:
         """Remove a folder with nothing in it; in an object store there is none."""
-        with suppress(FileNotFoundError, OSError):
+        with suppress(OSError):
             if not self._is_whole and not self._fs.ls(self._at(folder), detail=False):
                 self._fs.rmdir(self._at(folder))
 
