@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+import auc
 import click
 import remote
 import rules
@@ -33,6 +34,7 @@ SECTIONS: dict[str, Callable[[bool], Figures]] = {
     "remote": remote.figures,
     "click": click.figures,
     "trouble": trouble.figures,
+    "auc": auc.figures,
 }
 
 
