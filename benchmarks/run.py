@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+import auc
 import checkpoints
 import click
 import remote
@@ -35,6 +36,7 @@ SECTIONS: dict[str, Callable[[bool], Figures]] = {
     "click": click.figures,
     "trouble": trouble.figures,
     "checkpoints": checkpoints.figures,
+    "auc": auc.figures,
 }
 
 
