@@ -25,14 +25,14 @@ from evergrad.wire.transport import Network, new_member
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = ROOT / "tests" / "integration" / "scripts"
-TRAIN, COUNT = SCRIPTS / "train.py", SCRIPTS / "count.py"
+TRAIN, COUNT, FILMS = SCRIPTS / "train.py", SCRIPTS / "count.py", SCRIPTS / "films.py"
 OF_A_JOB = {PARENT_PID, "EVERGRAD_MASTER", "EVERGRAD_JOB", "EVERGRAD_NAME", "EVERGRAD_SEED"}
 """What a job puts into the environment of its processes."""
 WITHIN_S = 60.0
 POLL_S = 0.02
 T = TypeVar("T")
-Alone = Callable[[int], dict[str, str]]
-"""Digests of the model that one process alone makes of a seed."""
+Alone = Callable[..., dict[str, str]]
+"""Digests of the model that one process alone makes of a seed, with `train.py` or the script given."""
 
 
 class Unmet(AssertionError):

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import evergrad as eg
-from evergrad.job.job import Job, embedded_session
+from evergrad.job.embedded import embedded_session
+from evergrad.job.job import Job
 from evergrad.messages import Schema
 
 

@@ -11,7 +11,8 @@ from torch import nn
 import evergrad as eg
 from evergrad.checkpoint.model import Model as SavedModel
 from evergrad.errors import ConfigError
-from evergrad.job.job import Job, embedded_session
+from evergrad.job.embedded import embedded_session
+from evergrad.job.job import Job
 from evergrad.messages import Member, Schema, Wire
 from evergrad.pserver.pserver import Pserver
 

@@ -229,11 +229,13 @@ def test_a_task_that_ends_lets_others_go_on_at_once():
     fast, slow = epoch.hand_out(A, now()), epoch.hand_out(B, now())
     assert [epoch.may_begin(A, fast.attempt, n) for n in range(3)] == [True, True, False]
     epoch.release(B)
+    epoch.settle()
     assert epoch.may_begin(A, fast.attempt, 2)
     again = epoch.hand_out(C, now())
     assert again.task == slow.task
     assert [epoch.may_begin(A, fast.attempt, n) for n in (2, 3, 4)] == [True, True, False], "it counts from two on"
     epoch.set_aside(epoch.failed(again.attempt, 0).task)
+    epoch.settle()
     assert epoch.may_begin(A, fast.attempt, 4)
 
 

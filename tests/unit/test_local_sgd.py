@@ -10,7 +10,8 @@ from torch import nn
 import evergrad as eg
 from evergrad.checkpoint.model import Model as SavedModel
 from evergrad.errors import ConfigError
-from evergrad.job.job import Job, embedded_session
+from evergrad.job.embedded import embedded_session
+from evergrad.job.job import Job
 from evergrad.messages import Request, Schema, Wire
 from evergrad.trainer.driver import Leaving
 

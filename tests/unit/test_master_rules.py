@@ -173,6 +173,21 @@ def test_nobody_waits_for_one_that_is_gone_or_has_given_up_its_task(end):
     assert isinstance(job.answers["a"], Begin)
 
 
+def test_a_slow_trainer_that_gets_its_next_task_is_still_the_slowest():
+    job = Job(schema=bounded(1))
+    job.begin("a", "b")
+    fast, slow = job.batch("a", data=LARGE), job.batch("b", data=LARGE)
+    may_begin(job, "b", slow, 0)
+    for done in range(2):
+        may_begin(job, "a", fast, done)
+    assert may_begin(job, "a", fast, 2) is None
+    job.batch("b", trained(slow), data=LARGE)
+    assert isinstance(job.answers["a"], Begin), "the other has done its first"
+    assert may_begin(job, "a", fast, 3) is None
+    assert job.status().waiting_for == ""
+    assert {m.name: m.doing for m in job.status().members}["a"] == "waits for b, 2 batches behind"
+
+
 def test_a_trainer_that_comes_late_holds_nobody_up():
     job = Job(schema=bounded(0))
     job.begin("a", "b")

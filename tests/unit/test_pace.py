@@ -21,6 +21,12 @@ def pace_of(most, *members):
     return pace
 
 
+def leave(pace, member):
+    """A trainer has no task any more."""
+    pace.release(member)
+    pace.settle(lambda member, attempt: True)
+
+
 def go_on(pace, member, batches):
     """Have a trainer begin so many batches of its task, as far as it may; returns how many it has begun."""
     begun = 0
@@ -73,7 +79,7 @@ def test_one_that_joins_counts_from_the_slowest_on():
 
 def test_one_that_had_no_task_for_a_while_counts_from_the_slowest_on():
     pace = pace_of(1, A, B)
-    pace.release(B)
+    leave(pace, B)
     assert go_on(pace, A, 20) == 20
     pace.take(B, attempt(5))
     assert pace.may_begin(A, 20)
@@ -84,16 +90,28 @@ def test_one_that_was_ahead_still_is_with_its_next_task():
     pace = pace_of(2, A, B)
     assert go_on(pace, A, 2) == 2
     pace.finish(attempt(0))
-    pace.release(A)
+    leave(pace, A)
     pace.take(A, attempt(3))
     assert pace.may_begin(A, 0)
     assert not pace.may_begin(A, 1)
 
 
+def test_a_slow_one_that_gets_its_next_task_at_once_is_as_far_behind_as_before():
+    pace = pace_of(2, A, B)
+    assert pace.may_begin(B, 0)
+    assert go_on(pace, A, 9) == 3
+    pace.finish(attempt(1))
+    pace.release(B)
+    pace.take(B, attempt(4))
+    pace.settle(lambda member, attempt: True)
+    assert pace.behind(A) == Behind(B, 2)
+    assert go_on(pace, A, 9) == 4
+
+
 def test_nobody_waits_for_one_that_is_gone_or_has_no_task():
     pace = pace_of(1, A, B)
     assert go_on(pace, A, 9) == 2
-    pace.release(B)
+    leave(pace, B)
     assert pace.may_begin(A, 2)
     assert pace.behind(B) is None
 
@@ -101,7 +119,8 @@ def test_nobody_waits_for_one_that_is_gone_or_has_no_task():
 def test_a_task_that_another_has_done_holds_nobody_up():
     pace = pace_of(1, A, B, C)
     go_on(pace, A, 9)
-    pace.release_but(lambda member, _: member is A)
+    pace.unsettle()
+    pace.settle(lambda member, _: member is A)
     assert pace.may_begin(A, 2)
 
 
@@ -146,8 +165,8 @@ class Race(RuleBasedStateMachine):
         assert may == (before + begun <= self.slowest + self.most)
         self.held[member][2] += may
 
-    @rule(member=st.sampled_from([A, B, C]), is_done=st.booleans())
-    def leave_a_task(self, member, is_done):
+    @rule(member=st.sampled_from([A, B, C]), is_done=st.booleans(), gets_another=st.booleans())
+    def leave_a_task(self, member, is_done, gets_another):
         if member not in self.held:
             return
         number, before, begun = self.held[member]
@@ -155,7 +174,13 @@ class Race(RuleBasedStateMachine):
             self.pace.finish(attempt(number))
             self.note(member, before + begun)
         self.pace.release(member)
-        del self.held[member]
+        if gets_another:
+            self.tasks += 1
+            self.pace.take(member, attempt(self.tasks))
+            self.held[member] = [self.tasks, self.known[member], 0]
+        else:
+            del self.held[member]
+        self.pace.settle(lambda member, attempt: True)
         self.note(member, self.known[member])
 
     @invariant()

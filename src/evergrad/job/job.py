@@ -28,7 +28,6 @@ from evergrad.job.asynchronous import AsyncTasks
 from evergrad.job.batch import Fetched, OpenBatch, seed_generators
 from evergrad.job.bound import BoundModel, Version
 from evergrad.job.dense import NotFinite, Rules
-from evergrad.job.embedded import embedded_session
 from evergrad.job.numerics import fingerprint
 from evergrad.job.optimizer import JobOptimizer
 from evergrad.job.rows import HeldRows
@@ -108,11 +107,18 @@ def init(
         raise ConfigError(f"checkpoints is {checkpoints!r}; give eg.Checkpoints(url, ...)")
     offer = Offer("", checkpoints.spec() if checkpoints else None, absolute_url(warm_start) if warm_start else None)
     is_embedded = sessions.MASTER not in os.environ
-    session = embedded_session() if is_embedded else sessions.connect(os.environ, fingerprint())
+    session = _embedded() if is_embedded else sessions.connect(os.environ, fingerprint())
     seed_generators(seed)
     is_ahead = isinstance(update, Async) and update.ahead
     local = update if isinstance(update, LocalSGD) else None
     return Job(session, Schema(seed, spec, (), (), Wire(wire)), is_embedded, is_ahead, local, checkpoints, offer)
+
+
+def _embedded() -> Session:
+    # Imported here: a trainer among other processes starts without the master, and sooner.
+    from evergrad.job.embedded import embedded_session
+
+    return embedded_session()
 
 
 class Job:

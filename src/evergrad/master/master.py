@@ -187,9 +187,9 @@ class Master:
             self._recovery.cut(self._stopping is not None, now_s)
             self._end_if_due(now_s)
         self._recovery.record()
+        sends += self._answers(now_s)
         if self._script is not None:
             sends += self._let_begin(self._script)
-        sends += self._answers(now_s)
         return sends if self.is_over else sends + self._recovery.due(now_s)
 
     def _send_back(self) -> None:
@@ -238,6 +238,7 @@ class Master:
     def _let_begin(self, script: Script) -> list[Send]:
         """Answers to those who wait for a slower trainer, or whose task counts no more."""
         sends = []
+        script.settle()
         for member, (src, ask, _) in list(self._pausing.items()):
             if (answer := self._may_begin(script, ask)) is not None:
                 del self._pausing[member]

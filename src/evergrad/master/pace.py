@@ -32,9 +32,11 @@ class Pace:
     Invariants:
     1. One that gets a task counts from the slowest's number on if its own is lower. So `_least`, the lowest number of
        those that hold a task, never falls, and one that joins, or had nothing to do for a while, holds nobody up.
-    2. The slowest that holds a task never waits, so somebody always goes on.
+    2. One that gets its next task right after the last has held one all the time: else every slow trainer would be as
+       far as the others with each new task.
+    3. The slowest that holds a task never waits, so somebody always goes on.
 
-    Cost: a number for each trainer that holds a task or is ahead of one that does; a step for each with every call.
+    Cost: a number for each trainer that holds a task or was ahead of one that does; a step for each with a call.
     """
 
     def __init__(self, most: int) -> None:
@@ -42,9 +44,12 @@ class Pace:
         self._least = 0
         self._done: dict[Member, int] = {}
         self._held: dict[Member, _Held] = {}
+        self._released: set[Member] = set()
+        self._is_settled = True
 
     def take(self, member: Member, attempt: Attempt) -> None:
         """A trainer gets a task."""
+        self._released.discard(member)
         before = max(self._done.get(member, 0), self._least)
         self._done[member] = before
         self._held[member] = _Held(attempt, before, before)
@@ -68,15 +73,29 @@ class Pace:
         self._raise()
 
     def release(self, member: Member) -> None:
-        """A trainer holds no task any more."""
-        if self._held.pop(member, None) is not None:
-            self._raise()
+        """A trainer gives its task up, or has done it; `settle` tells whether it has got another."""
+        if member in self._held:
+            self._released.add(member)
+            self._is_settled = False
 
-    def release_but(self, holds: Callable[[Member, Attempt], bool]) -> None:
-        """A task is not to be done any more: only those hold one of whom this is true."""
-        for member, held in list(self._held.items()):
-            if not holds(member, held.attempt):
-                self.release(member)
+    def unsettle(self) -> None:
+        """Attempts that are held may count no more."""
+        self._is_settled = False
+
+    def settle(self, holds: Callable[[Member, Attempt], bool]) -> None:
+        """Whoever waits for a task has got one if there is any: all others have none.
+
+        Args:
+            holds: whether this attempt is one that its holder can still bring to an end.
+        """
+        if self._is_settled:
+            return
+        self._is_settled = True
+        void = {member for member, held in self._held.items() if not holds(member, held.attempt)}
+        for member in self._released | void:
+            del self._held[member]
+        self._released.clear()
+        self._raise()
 
     def behind(self, member: Member) -> Behind | None:
         """The slowest, as one that holds a task sees it; None if it holds none."""
@@ -86,6 +105,8 @@ class Pace:
         return Behind(slowest, self._done[member] - self._done[slowest])
 
     def _raise(self) -> None:
-        if self._held:
-            self._least = min(self._done[member] for member in self._held)
-            self._done = {m: n for m, n in self._done.items() if m in self._held or n > self._least}
+        """Let `_least` rise; numbers that it has reached say nothing any more."""
+        least = min((self._done[member] for member in self._held), default=self._least)
+        if least > self._least:
+            self._least = least
+            self._done = {m: n for m, n in self._done.items() if m in self._held or n > least}

@@ -187,6 +187,11 @@ class Script:
         training.version += 1
         return Decided(training.version - 1, tuple(chosen), dropped)
 
+    def settle(self) -> None:
+        """Whoever waits for a task has got one if there is any."""
+        if isinstance(self.training.epoch, AsyncEpoch):
+            self.training.epoch.settle()
+
     def may_begin(self, ask: MayBegin) -> Begin | GiveUp | None:
         """Whether a trainer may begin another batch of its task; None: it waits."""
         epoch = self.training.epoch

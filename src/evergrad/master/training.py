@@ -375,6 +375,11 @@ class AsyncEpoch(Epoch):
         if self.pace is not None:
             self.pace.release(member)
 
+    def settle(self) -> None:
+        """Whoever waits for a task has got one if there is any."""
+        if self.pace is not None:
+            self.pace.settle(self._pool.holds)
+
     def may_begin(self, member: Member, attempt: Attempt, done: int) -> bool | None:
         """Whether a trainer that has done so many batches in an attempt may begin another.
 
@@ -388,7 +393,7 @@ class AsyncEpoch(Epoch):
         self.step = self._done_before + self._pool.done
         self.is_closed = self._pool.all_done()
         if self.pace is not None:
-            self.pace.release_but(self._pool.holds)
+            self.pace.unsettle()
 
     def _batches_of(self, task: int) -> int:
         start, stop = self._samples(task)

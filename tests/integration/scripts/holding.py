@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+ROOT = Path(__file__).parents[3]
 LONGEST_S = 90.0
 SLOWER = 5
 
