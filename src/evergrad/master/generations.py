@@ -84,9 +84,9 @@ class Generations:
         self.number = Generation(self.number + 1)
         self.at, self.source, self.pservers, self._replies = at, source, None, None
 
-    def start(self, schema: Schema) -> None:
-        """The record names it: the pservers may be told."""
-        self.pservers = Pservers(self._term, self.number, self.at, schema, self.source)
+    def start(self, schema: Schema, checkpoints: str | None) -> None:
+        """The record names it: the pservers may be told, and where they write their parts of checkpoints to."""
+        self.pservers = Pservers(self._term, self.number, self.at, schema, self.source, checkpoints)
 
     # -- a new master --------------------------------------------------------------------------------------------------
 

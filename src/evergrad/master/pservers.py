@@ -40,6 +40,7 @@ class Pservers:
         at: tuple[PserverAt, ...],
         schema: Schema,
         source: Source | None,
+        checkpoints: str | None = None,
         are_restored: bool = False,
     ) -> None:
         self.at = at
@@ -48,7 +49,9 @@ class Pservers:
         self._sent_s, self._told_s = -inf, inf
         self.are_restored = are_restored
         for p in at if not are_restored else ():
-            self._open[p.address].append(Restore(term, generation, p.member, p.place, len(at), schema, source))
+            self._open[p.address].append(
+                Restore(term, generation, p.member, p.place, len(at), schema, source, checkpoints)
+            )
 
     def tell(self, message: Commit | CloseEpoch) -> None:
         """Have this sent to all."""

@@ -138,7 +138,8 @@ class Recovery:
             else:
                 self._begin(present)
         if generations.is_to_start and self.is_recorded:
-            generations.start(self.schema)
+            spec = self.checkpoints.spec
+            generations.start(self.schema, None if spec is None else spec.url)
 
     def _begin(self, present: tuple[PserverAt, ...]) -> None:
         """A generation begins with the newest checkpoint there is, else with what the job began with."""
