@@ -27,7 +27,7 @@ class FileStore:
             self._lock = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
         except OSError as exc:
             raise ConfigError(
-                f"cannot keep the job's record in {folder}: {exc.strerror}; choose another folder"
+                f"cannot keep the record in {folder}: {exc.strerror}; choose another folder"
             ) from exc
         self._take_lock(time.monotonic() + wait_s)
 
