@@ -104,6 +104,7 @@ def run(
     seed: Seed = None,
     log_dir: LogDir = LOG_DIR,
     max_restarts: Annotated[int, typer.Option(min=0, help="How often an hour each trainer is started again.")] = 10,
+    standby: Annotated[bool, typer.Option(help="Keep a process ready for the trainer that dies next.")] = False,
     memory: Memory = None,
 ) -> int:
     """Run a script as a job of processes on this machine.
@@ -124,6 +125,7 @@ def run(
         seed=seed,
         log_dir=log_dir,
         max_restarts=max_restarts,
+        standby=standby,
         memory=memory,
     )
     return run_job(plan)
