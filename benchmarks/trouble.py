@@ -28,11 +28,12 @@ WARM_S = 2.0
 
 
 class Case(NamedTuple):
-    """An update rule of `sleeper.py` and the trainers it is given."""
+    """An update rule of `sleeper.py`, the trainers it is given, and further options of the launcher."""
 
     title: str
     update: str
     trainers: int
+    options: tuple[str, ...] = ()
 
 
 SLOW = (
@@ -42,6 +43,7 @@ SLOW = (
 )
 KILLED = (
     Case("Sync(4)", "sync", TRAINERS),
+    Case("Sync(4), --standby", "sync", TRAINERS, ("--standby",)),
     Case("Sync(12)", "sync of 12", TRAINERS),
     Case("Async", "async", TRAINERS),
 )
@@ -140,7 +142,7 @@ def running(case: Case, slow: str = "") -> Iterator[tuple[Launched, Path]]:
         out = folder / "out"
         out.mkdir()
         args = ("--update", case.update, "--slow", slow, "--out", out)
-        options = ("--max-restarts", "1000")
+        options = ("--max-restarts", "1000", *case.options)
         with Launched(folder, SCRIPT, *args, trainers=case.trainers, options=options) as job:
             until(lambda: len(computed(out)) == case.trainers, "all trainers to be at work")
             time.sleep(WARM_S)

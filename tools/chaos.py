@@ -315,7 +315,7 @@ def main() -> int:
         rule = min(open_rules, key=lambda rule: outcomes[rule].rounds)
         chaos.round(rule, options.faults - outcomes[rule].struck.total(), outcomes[rule])
     Console(width=120).print(grid(outcomes))
-    wrong = faults_found(outcomes)
+    wrong = wrong_with(outcomes)
     for text in wrong:
         say(text)
     if not wrong:
@@ -323,14 +323,11 @@ def main() -> int:
     return 1 if wrong else 0
 
 
-def faults_found(outcomes: dict[Rule, Outcome]) -> list[str]:
+def wrong_with(outcomes: dict[Rule, Outcome]) -> list[str]:
     """What makes the whole run a failure."""
     broken = [f"{rule.name}: {what}" for rule, outcome in outcomes.items() for what in outcome.broken]
     never = {rule.name: [kind for kind in KINDS if not outcome.felt[kind]] for rule, outcome in outcomes.items()}
-    missing = [
-        f"{name}: no fault of these kinds has struck: {', '.join(kinds)}" for name, kinds in never.items() if kinds
-    ]
-    return broken + missing
+    return broken + [f"{name}: none of these was felt: {', '.join(kinds)}" for name, kinds in never.items() if kinds]
 
 
 def grid(outcomes: dict[Rule, Outcome]) -> Grid:
