@@ -7,12 +7,10 @@ arithmetic, so that any two runs that keep the promises end with the same bits.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import msgspec
 import numpy as np
 
 from evergrad import init_rows
 from evergrad.data.order import epoch_order
-from evergrad.job.local import LocalModel
 from evergrad.messages import (
     INIT_STEP,
     NEWEST,
@@ -28,6 +26,7 @@ from evergrad.messages import (
     InitTask,
     Over,
     ParameterSpec,
+    Raised,
     SaveDone,
     SaveTask,
     Schema,
@@ -46,6 +45,7 @@ from evergrad.messages import (
 from evergrad.metrics import partial
 from evergrad.optim import SGD, Adagrad, Adam
 from evergrad.placement import slots_owned
+from evergrad.trainer.accumulated import Accumulated
 from evergrad.trainer.exchange import Flow
 from evergrad.trainer.trainer import PushRefused, RowGrads, SpanGrads, Trainer, Void
 
@@ -53,16 +53,15 @@ SEED = 5
 USERS, COUNTS = 0, 1
 TRAINED, APPLIED, AVERAGED, LOWEST, FROZEN = range(5)
 PARTS = (ExportPart.KEYS, ExportPart.VALUES)
-OUTER = SGD(momentum=0.5, nesterov=True).spec()
-"""The pservers' rule where trainers take steps of their own by the rules of the model."""
 
 
 @dataclass(frozen=True)
 class Plan:
     """What is trained.
 
-    `break_at`: in this epoch every script leaves its loop at a task of this step or a later one. `skips`: some batches
-    are passed over, with nothing pulled and nothing pushed.
+    `break_at`: in this epoch every script leaves its loop at a task of this step or a later one (in `Async` after the
+    first batch of this task or a later one). `skips`: some batches are passed over, with nothing pulled and nothing
+    pushed. `raises_at`: the script raises in batches with these samples.
     """
 
     update: UpdateSpec
@@ -71,14 +70,11 @@ class Plan:
     epochs: int = 2
     break_at: tuple[int, int] | None = None
     skips: bool = False
+    raises_at: frozenset[int] = frozenset()
 
     @property
     def is_sync(self) -> bool:
-        return self.update.is_sync
-
-    @property
-    def is_local(self) -> bool:
-        return self.update.name is UpdateName.LOCAL_SGD
+        return self.update.name is UpdateName.SYNC
 
     @property
     def data(self) -> DataSpec:
@@ -98,16 +94,6 @@ class Plan:
             _group(GroupKind.FROZEN, None, 3),
         )
         return Schema(SEED, self.update, tables, groups)
-
-    @property
-    def agreed(self) -> Schema:
-        """What pservers hold: with steps of the trainers' own everything has the outer rule."""
-        schema = self.schema
-        if not self.is_local:
-            return schema
-        tables = tuple(msgspec.structs.replace(t, rule=OUTER) for t in schema.tables)
-        groups = tuple(msgspec.structs.replace(g, rule=OUTER) if g.rule is not None else g for g in schema.groups)
-        return msgspec.structs.replace(schema, tables=tables, groups=groups)
 
     def batches(self) -> int:
         """Batches of all epochs in `Async`."""
@@ -140,29 +126,12 @@ def count_key(epoch, ids):
     return ids * 1_000 + epoch
 
 
-def keys_of(epoch, ids):
-    """The different keys that samples have in each table."""
-    return [(USERS, np.unique(user_of(ids))), (COUNTS, np.sort(count_key(epoch, ids)))]
+class _ScriptRaised(Exception):
+    """The script raises in a task."""
 
 
-def gradients(epoch, ids, rows, groups):
-    """The gradients of a batch, given the rows of its keys and all groups."""
-    (_, users), (_, counts) = keys_of(epoch, ids)
-    sums = np.zeros(users.size, np.float32)
-    np.add.at(sums, np.searchsorted(users, user_of(ids)), (ids % 5).astype(np.float32))
-    of_users = rows[USERS] * np.float32(0.25) + sums[:, None]
-    shift = np.float32(int(ids.sum()) % 7)
-    flags = np.ones(1, np.uint8)
-    present = np.array([1, ids[0] % 2], np.uint8)  # a parameter that some tasks do not use
-    return [
-        RowGrads(USERS, 0.1, users, of_users),
-        RowGrads(COUNTS, 1.0, counts, -np.ones((counts.size, 1), "f4")),
-    ], [
-        SpanGrads(TRAINED, 0.05, groups[TRAINED] * np.float32(0.5) + shift, present),
-        SpanGrads(APPLIED, 1.0, -np.ones(6, np.float32), flags),
-        SpanGrads(AVERAGED, 0.0, groups[AVERAGED] * np.float32(0.75) + shift, flags),
-        SpanGrads(LOWEST, 0.0, groups[LOWEST] * 3 + ids[0], flags),
-    ]
+class _LoopLeft(Exception):
+    """The script leaves its loop over batches."""
 
 
 class Script:
@@ -189,14 +158,17 @@ class Script:
         self.plan, self.trainer = plan, trainer
         self._compute, self._pushed, self._saved, self._totals = compute, pushed, saved, totals
         self._done = None
-        schema = plan.schema
-        tables, keeps_state = [(t.dim, t.rule) for t in schema.tables], plan.update.keep_inner_state
-        self._local = LocalModel(tables, schema.groups, keeps_state)
 
     def run(self) -> Flow[None]:
+        try:
+            yield from self._run()
+        except _ScriptRaised as raised:
+            yield from self.trainer.leave("raised: a traceback", raised.args[0])
+
+    def _run(self) -> Flow[None]:
         plan = self.plan
         yield from self.trainer.join()
-        yield from self.trainer.agree(plan.agreed)
+        yield from self.trainer.agree(plan.schema)
         epoch = -1
         while (answer := (yield from self._ask(WantEpoch(epoch, plan.epochs)))).epoch is not None:
             epoch = answer.epoch
@@ -224,19 +196,28 @@ class Script:
             task = yield from self._ask(WantBatch(epoch, self.plan.data))
             if isinstance(task, Over):
                 return
-            if self.plan.break_at is not None and self.plan.break_at[0] == epoch and task.step >= self.plan.break_at[1]:
-                self._done = BreakDone(epoch, 0)
-                return
             try:
-                if self.plan.is_local:
-                    yield from self._local_task(task)
-                else:
-                    yield from self._sync_task(task) if isinstance(task, SyncTask) else self._async_task(task)
+                yield from self._sync_task(task) if isinstance(task, SyncTask) else self._async_task(task)
             except Void:
                 continue
+            except _LoopLeft:
+                self._done = BreakDone(epoch, 0)
+                return
+
+    def _leaves(self, task, number):
+        at = self.plan.break_at
+        return at is not None and at[0] == task.epoch and number >= at[1]
+
+    def _raise_at(self, task, ids, batches):
+        """Raise as a script that does not like one of these samples."""
+        if self.plan.raises_at.intersection(ids.tolist()):
+            raise _ScriptRaised(Raised(task.generation, task.attempt, batches, "ValueError: bad"))
 
     def _sync_task(self, task: SyncTask):
+        if self._leaves(task, task.step):
+            raise _LoopLeft
         ids = self._ids(task)
+        self._raise_at(task, ids, 0)
         if self.plan.skips and task.step % 3 < 2 and task.index < 2:
             self._done = TrainDone(task.generation, task.attempt, False, {})
             return
@@ -245,48 +226,58 @@ class Script:
         yield from self.trainer.push(task, task.step, task.index, ids.size, rows, spans)
         self._done = TrainDone(task.generation, task.attempt, True, {})
 
-    def _local_task(self, task: SyncTask):
-        ids, size, local = self._ids(task), self.plan.batch_size, self._local
-        local.forget()
-        for number, start in enumerate(range(0, ids.size, size), task.first):
-            if not (self.plan.skips and number % 3 < 2 and task.index < 2):
-                yield from self._local_step(task, ids[start : start + size])
-        if local.samples:
-            self._pushed(task.attempt, task.epoch, ids)
-            rows, spans = local.difference(0.75)
-            yield from self.trainer.push(task, task.step, task.index, local.samples, rows, spans)
-        self._done = TrainDone(task.generation, task.attempt, local.samples > 0, {})
-
-    def _local_step(self, task: SyncTask, ids):
-        local, wanted = self._local, keys_of(task.epoch, ids)
-        missing, groups = local.missing(wanted), [] if local.has_values else range(5)
-        if missing or groups:
-            pulled = yield from self.trainer.pull(task.generation, task.step, missing, groups, evaluating=False)
-            for (table, keys), rows in zip(missing, pulled.rows, strict=True):
-                local.take_rows(table, keys, rows)
-            if groups:
-                local.take_dense(pulled.groups)
-        yield from self._compute()
-        rows = [local.rows(table, keys) for table, keys in wanted]
-        local.step(*gradients(task.epoch, ids, rows, [local.dense(group) for group in range(5)]), ids.size)
-
     def _async_task(self, task: AsyncTask):
-        ids, size = self._ids(task), self.plan.batch_size
+        """As `job/asynchronous.py`, without reading ahead."""
+        ids, size, update = self._ids(task), self.plan.batch_size, self.plan.update
+        parts = [ids[start : start + size] for start in range(0, ids.size, size)]
         first = yield from self.trainer.where(task)
-        for number in range(first, -(-ids.size // size)):
-            part = ids[number * size : (number + 1) * size]
-            rows, spans = yield from self._gradients(task, NEWEST, part)
-            yield from self.trainer.push_batch(task, number, rows, spans)
+        for number in range(first, len(parts)):
+            if number % update.push_every == 0:
+                begin, group = number, Accumulated(self.plan.schema)
+                stop = min(number + update.push_every, len(parts))
+                samples = sum(part.size for part in parts[begin:stop])
+            if update.max_staleness is not None:
+                yield from self.trainer.may_begin(task, number - first)
+            part = parts[number]
+            self._raise_at(task, part, begin)
+            rows, spans = yield from self._gradients(task, NEWEST, part, samples / part.size, stop - begin)
+            group.add(rows, spans, part.size, ())
+            if number + 1 == stop:
+                yield from self.trainer.push_batch(task, begin, *group.together(), stop - begin)
+            if self._leaves(task, task.task):
+                raise _LoopLeft
         self._done = TrainDone(task.generation, task.attempt, True, {})
 
     def _ids(self, task):
         return epoch_order(self.plan.samples, SEED, task.epoch, np.arange(task.start, task.stop))
 
-    def _gradients(self, task, version, ids):
-        wanted = keys_of(task.epoch, ids)
+    def _gradients(self, task, version, ids, share=1, batches=1):
+        """The gradients of a batch that has one of `share` parts in an update of so many `batches`.
+
+        Those that are counted come to -1 a sample, and -1 a batch.
+        """
+        users = np.unique(user_of(ids))
+        counts = np.sort(count_key(task.epoch, ids))
+        wanted = [(USERS, users), (COUNTS, counts)]
         pulled = yield from self.trainer.pull(task.generation, version, wanted, range(5), evaluating=False)
         yield from self._compute()
-        return gradients(task.epoch, ids, pulled.rows, pulled.groups)
+        sums = np.zeros(users.size, np.float32)
+        np.add.at(sums, np.searchsorted(users, user_of(ids)), (ids % 5).astype(np.float32))
+        of_users = pulled.rows[USERS] * np.float32(0.25) + sums[:, None]
+        rows = [
+            RowGrads(USERS, 0.1, users, of_users),
+            RowGrads(COUNTS, 1.0, counts, np.full((counts.size, 1), -share, "f4")),
+        ]
+        shift = np.float32(int(ids.sum()) % 7)
+        flags = np.ones(1, np.uint8)
+        present = np.array([1, ids[0] % 2], np.uint8)  # a parameter that some tasks do not use
+        spans = [
+            SpanGrads(TRAINED, 0.05, pulled.groups[TRAINED] * np.float32(0.5) + shift, present),
+            SpanGrads(APPLIED, 1.0, np.full(6, -batches, np.float32), flags),
+            SpanGrads(AVERAGED, 0.0, pulled.groups[AVERAGED] * np.float32(0.75) + shift, flags),
+            SpanGrads(LOWEST, 0.0, pulled.groups[LOWEST] * 3 + ids[0], flags),
+        ]
+        return rows, spans
 
     def _evaluate(self, epoch):
         data = DataSpec(7, "valid", 3)
