@@ -582,3 +582,13 @@ def test_parts_of_a_batch_that_was_applied_are_forgotten():
     assert isinstance(ask(pserver, half), Pushed)
     assert isinstance(ask(pserver, batch(0), B), Pushed)
     assert pserver._parts._open == {}
+
+
+def test_the_first_batch_of_an_epoch_keeps_the_parts_that_have_come_of_others_of_it():
+    pserver = begun()
+    ask(pserver, batch(0))
+    first, second = (replace(batch(0, task=1, epoch=1), part=i, parts=2, tables=(), groups=()) for i in (0, 1))
+    assert isinstance(ask(pserver, first), Pushed)
+    assert isinstance(ask(pserver, batch(0, task=0, epoch=1), B), Pushed)
+    assert isinstance(ask(pserver, second), Pushed)
+    assert ask(pserver, Where(Request(1), Generation(1), 1, 1)).batches == 1

@@ -245,7 +245,7 @@ class Pserver:
             return self._refused(push.request, reason)
         if push.epoch > self._epoch:
             self._epoch, self._progress = push.epoch, {}
-            self._parts.clear()
+            self._parts.forget(lambda key: key[1] < push.epoch)
         model.update([Contribution(1, whole.tables, whole.groups, whole.evict)])
         self._progress[push.task] = push.batch + 1
         self._parts.forget(lambda key: key[1:3] == (push.epoch, push.task) and key[3] <= push.batch)
