@@ -214,7 +214,7 @@ class Pserver:
             self.counters["pushes for a committed step"] += 1
             return self._stale(push.request)
         key = (push.task, push.attempt)
-        if key in self._staged:
+        if key in self._staged or self._parts.has(key, push.part):
             self.counters["repeated pushes"] += 1
             return Pushed(push.request)
         push = msgspec.structs.replace(push, tables=admission.decoded(push.tables))
