@@ -839,6 +839,14 @@ def test_what_a_pserver_cannot_do_ends_the_job(message, says):
 # -- status ------------------------------------------------------------------------------------------------------------
 
 
+def waits(job, *alive):
+    """Who is waited for after some seconds in which nothing happens, and what is under way."""
+    for _ in range(5):
+        job.wait(0.5, *alive)
+    status = job.status()
+    return status.phase, status.waiting_for
+
+
 def test_the_status_says_who_is_waited_for():
     job = Job(0)
     job.master = Master("job", 2, LEASE_S)
@@ -851,6 +859,55 @@ def test_the_status_says_who_is_waited_for():
     job.batch("a")
     job.wait(2.5, "a", "b")
     assert job.status().waiting_for.startswith("task 0 at a for ")
+
+
+def test_the_status_names_a_trainer_that_has_not_named_its_model():
+    job = Job()
+    job.say("a", Join(Request(1), Role.TRAINER, Member("a"), "a", 7))
+    assert job.status().waiting_for == ""
+    assert waits(job, "a") == ("forming", "a to go on in its script")
+
+
+def test_the_status_names_who_is_to_hand_in_the_initial_values():
+    job = Job()
+    job.join("a", "b")
+    job.batch("a")
+    job.batch("b")
+    assert waits(job, "a", "b") == ("starting", "the initial values at a")
+
+
+def test_the_status_names_a_trainer_whose_script_asks_for_nothing():
+    job = Job()
+    job.begin("a", "b")
+    job.train("a")
+    assert job.ask("a", WantEpoch(0, 9)) == EpochIs(job.answers["a"].request, 1)
+    job.ask("b", WantEpoch(0, 9))
+    assert job.ask("a", WantTotals(1, 0, VALID)) is not None
+    job.ask("a", WantEnd())
+    assert waits(job, "a", "b")[1] == "b to go on in its script"
+
+
+def test_the_status_names_who_evaluates_and_who_saves():
+    job = Job()
+    job.begin("a", "b")
+    job.train("a")
+    tasks = [job.ask(name, WantTotals(0, 0, VALID)) for name in "ab"]
+    phase, waiting_for = waits(job, "a", "b")
+    assert (phase, waiting_for[:32]) == ("evaluating", "a task of the evaluation at a fo")
+    for name, task in zip("ab", tasks, strict=True):
+        done = EvalDone(task.generation, task.attempt, {"n": partial(1.0)})
+        job.ask(name, WantSaved(0, 0, "model"), done)
+    phase, waiting_for = waits(job, "a", "b")
+    assert (phase, waiting_for[:27]) == ("saving", "the saving of the model at ")
+
+
+def test_the_status_names_a_silent_pserver_before_all_that_waits_for_it():
+    job = Job()
+    job.begin("a")
+    job.batch("a")
+    job.now += 2.5
+    job.say("beat", Heartbeat(Request(0), Member("a"), 0.0))
+    assert job.status().waiting_for == "pserver 0, which is silent"
 
 
 def test_the_status_counts_samples_and_shows_metrics():

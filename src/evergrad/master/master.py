@@ -60,6 +60,8 @@ from evergrad.messages import (
 FIRST_TERM = Term(1)
 PAUSE_S = 1.0
 """Ticks further apart than this are a pause of the master."""
+SILENT_S = 2.0
+"""A pserver not heard of for longer is shown as waited for."""
 
 FromMember = Heartbeat | Leave | Agree | Ask | AskLeader | ReportMetrics
 
@@ -153,6 +155,7 @@ class Master:
             if answer is not None:
                 del self._waiting[member]
                 self._answered[member] = answer
+                self.members[member].answered_s = now_s
                 sends.append(Send(src, answer))
         if self._pservers is not None and not self.is_over:
             sends += self._pservers.due(now_s)
@@ -170,7 +173,7 @@ class Master:
             if reason := self._refuse_join(join):
                 self.counters["refused joins"] += 1
                 return Refused(join.request, reason)
-            state = MemberState(join.member, join.role, join.name, join.pid, now_s)
+            state = MemberState(join.member, join.role, join.name, join.pid, now_s, answered_s=now_s)
             state.numerics, state.place, state.address = join.numerics, join.place, join.address
             self._progress.note_numerics(state)
             self._progress.unlogged.append(f"{state.name} has joined with pid {state.pid}")
@@ -380,11 +383,10 @@ class Master:
             return "forming"
         if self._pservers is None or not self._pservers.are_restored:
             return "restoring"
-        if self._script is not None and not self._script.training.is_idle:
-            return "training"
-        return "between epochs"
+        return self._script.phase() if self._script is not None else "restoring"
 
     def _waiting_for(self, now_s: float) -> str:
+        """The first thing that must happen before anything else can; it has been due for some time."""
         if self.is_over:
             return ""
         missing = [str(p) for p in range(self._places) if Place(p) not in self.members.pservers()]
@@ -392,14 +394,23 @@ class Master:
             return f"pserver {', '.join(missing)} of {self._places} to join"
         if not self.members.trainers():
             return "a trainer to join"
+        silent = [place for place, p in sorted(self.members.pservers().items()) if now_s - p.seen_s > SILENT_S]
+        if silent:
+            return f"pserver {silent[0]}, which is silent"
         if self._pservers is not None and (places := self._pservers.waits_for(now_s - SLOW_S)):
             return f"pserver {places[0]} to acknowledge what it was told"
         slow = self._script.slow_task(now_s) if self._script is not None else None
-        if slow is None:
-            return ""
-        index, member, since_s = slow
+        if self._script is None or slow is None:
+            return self._idle_script(now_s)
+        what, member, seconds = slow
         name = self.members[member].name if member in self.members else "nobody"
-        return f"task {index} at {name} for {since_s:.0f} s"
+        has_begun = self._script.training.number >= 0
+        return f"{what} at {name} for {seconds:.0f} s" if has_begun else f"{what} at {name}"
+
+    def _idle_script(self, now_s: float) -> str:
+        """The trainer that has longest been left to its script, which asks for nothing."""
+        left = [t for t in self.members.trainers() if t.member not in self._waiting and t.answered_s < now_s - SLOW_S]
+        return f"{min(left, key=lambda t: t.answered_s).name} to go on in its script" if left else ""
 
     def _doing(self, member: Member) -> str:
         if member in self._finished:

@@ -9,7 +9,10 @@ from evergrad.messages import Address, Member, MemberStatus, Place, Role
 
 @dataclass(slots=True)
 class MemberState:
-    """A member. `seen_s` is when it was last heard of; `idle_s` how long its loop had not turned then."""
+    """A member. `seen_s` is when it was last heard of; `idle_s` how long its loop had not turned then.
+
+    `answered_s` is when it joined or was last answered what to do.
+    """
 
     member: Member
     role: Role
@@ -19,6 +22,7 @@ class MemberState:
     numerics: str = ""
     place: Place | None = None
     address: Address | None = None
+    answered_s: float = 0.0
     idle_s: float = 0.0
     counters: dict[str, int] = field(default_factory=dict)
 
