@@ -433,17 +433,20 @@ def test_a_decided_commit_is_enough_to_go_on_and_it_is_told_until_acknowledged()
     assert job.told == []
 
 
-def test_a_commit_decided_before_the_last_is_acknowledged_is_told_after_it():
-    """Of tasks that contribute nothing a trainer may do many without having pulled anything."""
+def test_a_commit_decided_before_the_last_is_acknowledged_is_told_after_it_and_a_third_is_not_begun():
+    """Tasks that contribute nothing can be done without having pulled anything."""
     job = Job(2, acknowledge=False)
     job.join("a")
     for restore in job.told[:]:
         job.confirm(*restore)
     task = job.batch("a", trained(job.batch("a")))
-    for _ in range(3):
-        task = job.batch("a", trained(task, contributed=False))
+    assert job.batch("a", trained(job.batch("a", trained(task, contributed=False)), contributed=False)) is None
+    job.wait(2.0, "a")
+    assert "a" not in job.answers
+    assert job.status().waiting_for == "pserver 0 to acknowledge what it was told"
     job.acknowledge = True
     job.wait(1.0, "a")
+    assert job.answers["a"].step == 1
     by_place = [[m.step for to, m in job.told if to[-1] == place and isinstance(m, Commit)] for place in "01"]
     assert [sorted(set(steps)) for steps in by_place] == [[INIT_STEP, 0], [INIT_STEP, 0]]
     job.told.clear()

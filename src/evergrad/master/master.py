@@ -54,6 +54,7 @@ from evergrad.messages import (
     Term,
     TrainDone,
     Unknown,
+    WantBatch,
     WantEnd,
 )
 
@@ -315,6 +316,8 @@ class Master:
             return self._finish(ask)
         if self._script is None:
             return Unknown(ask.request)
+        if isinstance(ask.want, WantBatch) and self._pservers is not None and self._pservers.are_behind:
+            return None
         now = Now(now_s, ask.request, self._term, self._generation)
         return self._script.next(ask, ask.want, now, self._leads)
 
