@@ -231,6 +231,20 @@ def test_a_master_that_was_paused_declares_nobody_dead():
     assert "a" not in job.master.members, "silence while the master listens counts"
 
 
+def test_who_is_heard_at_the_end_of_a_pause_of_the_master_has_no_longer_lease_than_others():
+    job = Job()
+    job.begin("a")
+    job.take(job.master.tick(job.now))
+    job.now += 10 * LEASE_S
+    job.say("beat", Heartbeat(Request(0), Member("a"), 0.0))
+    job.take(job.master.tick(job.now))
+    for _ in range(11):
+        assert "a" in job.master.members
+        job.now += LEASE_S / 10
+        job.take(job.master.tick(job.now))
+    assert "a" not in job.master.members
+
+
 def test_a_pserver_is_given_up_much_later_than_a_trainer_and_named_before():
     job = Job()
     job.begin("a")

@@ -139,7 +139,7 @@ class Master:
         A tick that comes late shows that this process was paused, in which time it heard nobody.
         """
         if self._ticked_s is not None and now_s - self._ticked_s > PAUSE_S:
-            self.members.excuse(now_s - self._ticked_s)
+            self.members.excuse(now_s - self._ticked_s, now_s)
         self._ticked_s = now_s
         for dead in self.members.silent(now_s):
             self._drop(dead, f"was silent for {now_s - dead.seen_s:.1f} s")

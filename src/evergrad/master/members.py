@@ -80,10 +80,10 @@ class Members:
         leases = {Role.PSERVER: max(self.lease_s, PSERVER_LEASE_S)}
         return [m for m in self._members.values() if now - m.seen_s > leases.get(m.role, self.lease_s)]
 
-    def excuse(self, seconds: float) -> None:
-        """Nobody could be heard for so long, since the master itself did not listen."""
+    def excuse(self, seconds: float, now: float) -> None:
+        """Nobody could be heard for so long until now, since the master itself did not listen."""
         for member in self._members.values():
-            member.seen_s += seconds
+            member.seen_s = min(member.seen_s + seconds, now)
 
     def trainers(self) -> list[MemberState]:
         """The trainers, first joined first."""
