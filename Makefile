@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 WARM := $(VENV)/.warm
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test simulate check bench fmt clean
+.PHONY: help demo test simulate check bench chaos fmt clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,6 +31,9 @@ check: $(READY) ## Format, lint, types, direction of imports
 
 bench: $(READY) $(WARM) ## Measure against plain PyTorch; one table, and JSON
 	@$(PY) benchmarks/run.py
+
+chaos: $(READY) $(WARM) ## Kill, freeze, slow and add trainers of real jobs at random; check that promises hold
+	@$(PY) tools/chaos.py
 
 fmt: $(READY) ## Format the code and fix what can be fixed by itself
 	@$(PY) -m ruff check --quiet --fix-only .

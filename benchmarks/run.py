@@ -16,6 +16,7 @@ import remote
 import rules
 import tables
 import torch
+import trouble
 from rich.console import Console
 from rich.table import Table as Grid
 
@@ -31,6 +32,7 @@ SECTIONS: dict[str, Callable[[bool], Figures]] = {
     "rules": lambda quick: iter(rules.measure(*((100_000, 10_000) if quick else ()))),
     "remote": remote.figures,
     "click": click.figures,
+    "trouble": trouble.figures,
 }
 
 

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from evergrad.nn import Embedding, EmbeddingBag
     from evergrad.optim import FTRL, SGD, Adagrad, Adam, AdamW, RowWiseAdagrad
     from evergrad.serving import load_model
-    from evergrad.update import Async, Sync
+    from evergrad.update import Async, LocalSGD, Sync
 
 _HOME = {
     "init": "job", "Job": "job", "Embedding": "nn", "EmbeddingBag": "nn", "load_model": "serving", "hash_ids": "ids",
     "SGD": "optim", "Adagrad": "optim", "RowWiseAdagrad": "optim", "Adam": "optim", "AdamW": "optim", "FTRL": "optim",
-    "Sync": "update", "Async": "update",
+    "Sync": "update", "Async": "update", "LocalSGD": "update",
 }  # fmt: skip
 _MODULES = ("data", "errors", "init_rows", "metrics")
 
@@ -35,6 +35,7 @@ __all__ = [
     "Embedding",
     "EmbeddingBag",
     "Job",
+    "LocalSGD",
     "RowWiseAdagrad",
     "Sync",
     "data",

@@ -37,6 +37,10 @@ Master = Annotated[str | None, typer.Option(help="Address of the master, tcp://1
 JobName = Annotated[str | None, typer.Option(help="Name of the job.")]
 Seed = Annotated[int | None, typer.Option(help="Seed of the job, instead of the script's.")]
 Memory = Annotated[str | None, typer.Option(help="What each pserver may use, as 512M or 8G; refused beyond it.")]
+MaxFailures = Annotated[
+    int | None,
+    typer.Option(min=1, help="How often the script may raise in a task before it is set aside; 3 if not given."),
+]
 LOG_DIR = Path("evergrad-logs")
 
 
@@ -103,12 +107,14 @@ def run(
     trainers: Annotated[int, typer.Option(min=1, help="Number of trainers.")] = 1,
     seed: Seed = None,
     log_dir: LogDir = LOG_DIR,
-    max_restarts: Annotated[int, typer.Option(min=0, help="How often each trainer that dies is started again.")] = 10,
+    max_restarts: Annotated[int, typer.Option(min=0, help="How often an hour each trainer is started again.")] = 10,
+    max_failures: MaxFailures = None,
     memory: Memory = None,
 ) -> int:
     """Run a script as a job of processes on this machine.
 
     Shows progress, starts trainers that die again, writes one log per process, and ends with the job's exit status.
+    A task in which the script raises is tried again by others, then set aside: the job goes on, and fails in the end.
 
     \b
     Example:
@@ -124,6 +130,7 @@ def run(
         seed=seed,
         log_dir=log_dir,
         max_restarts=max_restarts,
+        max_failures=max_failures,
         memory=memory,
     )
     return run_job(plan)
@@ -158,6 +165,7 @@ def master(
     pservers: Annotated[int, typer.Option(min=1, help="Number of pservers the job has.")] = 1,
     listen: Annotated[str, typer.Option(help="Address to listen on; port 0 takes a free one.")] = ANY_PORT,
     address_file: Annotated[Path | None, typer.Option(help="File to write the address to.")] = None,
+    max_failures: MaxFailures = None,
 ) -> None:
     """Run the master of a job by hand.
 
@@ -166,6 +174,7 @@ def master(
       evergrad master --job films --pservers 2 --listen tcp://127.0.0.1:7000
     """
     options = ["--listen", listen, "--job", job, "--pservers", str(pservers)]
+    options += ["--max-failures", str(max_failures)] if max_failures is not None else []
     _become("master", options + (["--address-file", str(address_file)] if address_file else []))
 
 

@@ -28,6 +28,16 @@ class Batch(NamedTuple):
     ids: np.ndarray
 
 
+class Group(NamedTuple):
+    """How many samples and batches contribute together with a batch; 0 samples: nobody else does."""
+
+    samples: int
+    batches: int
+
+
+ALONE = Group(0, 1)
+
+
 class Gradients(NamedTuple):
     """What a batch contributes."""
 
@@ -58,6 +68,12 @@ def initial_values(plan: Plan, frozen: float = 0.0) -> list[SpanGrads]:
     return spans
 
 
+def group_of(plan: Plan, batches: Sequence[Batch]) -> Group:
+    """How many of some batches contribute together."""
+    counted = [batch for batch in batches if not is_skipped(plan, batch)]
+    return Group(sum(batch.ids.size for batch in counted), max(1, len(counted)))
+
+
 def is_skipped(plan: Plan, batch: Batch) -> bool:
     """Whether the script passes a batch over."""
     return plan.skips and (int(batch.ids[0]) * 31 + batch.epoch * 17) % 5 < 2
@@ -68,9 +84,17 @@ def is_poisoned(plan: Plan, batch: Batch) -> bool:
     return plan.poison and (int(batch.ids[-1]) * 13 + batch.epoch) % 6 == 1
 
 
-def contributes(plan: Plan, batch: Batch) -> bool:
-    """Whether a batch counts in a step of `Sync`."""
-    return not is_skipped(plan, batch) and not is_poisoned(plan, batch)
+def contributes(plan: Plan, task: Batch, is_left: bool = False) -> bool:
+    """Whether a task counts in its step; one that is left after its first batch does so for that alone."""
+    batches = batches_of(plan, task)[: 1 if is_left else None]
+    return any(not is_skipped(plan, batch) for batch in batches) and not is_poisoned(plan, task)
+
+
+def batches_of(plan: Plan, task: Batch) -> list[Batch]:
+    """The batches of a task, of which the first is numbered as the task."""
+    size = plan.epochs[task.epoch].batch_size
+    starts = range(0, task.ids.size, size)
+    return [task._replace(number=task.number + i, ids=task.ids[s : s + size]) for i, s in enumerate(starts)]
 
 
 def refusing_place(plan: Plan, batch: Batch, places: int) -> int:
@@ -93,23 +117,44 @@ def keys_of(plan: Plan, batch: Batch) -> list[tuple[int, Keys]]:
     return [(number, np.unique(kind.keys(batch.epoch, batch.ids))) for number, kind in tables]
 
 
-def gradients(plan: Plan, batch: Batch, rows: Sequence[np.ndarray], groups: Sequence[np.ndarray]) -> Gradients:
-    """What a batch contributes, given the rows of `keys_of` and all dense groups."""
+def gradients(
+    plan: Plan, batch: Batch, rows: Sequence[np.ndarray], groups: Sequence[np.ndarray], of: Group = ALONE
+) -> Gradients:
+    """What a batch contributes, given the rows of `keys_of` and all dense groups; gradients are float32.
+
+    What counts does so once for each sample and each batch also where a group of batches contributes its mean.
+    """
     rate = 0.1 / (1 + batch.number % 3)
     of_tables = []
     for (number, keys), values in zip(keys_of(plan, batch), rows, strict=True):
         kind = plan.kinds[number]
         if kind.counts:
-            grads, lr = -np.ones((keys.size, kind.spec.dim), np.float32), 1.0
+            share = of.samples / batch.ids.size if of.samples else 1.0
+            grads, lr = np.full((keys.size, kind.spec.dim), -share, np.float32), 1.0
         else:
             sums = np.zeros(keys.size, np.float32)
             np.add.at(sums, np.searchsorted(keys, kind.keys(batch.epoch, batch.ids)), (batch.ids % 5).astype("f4"))
             grads, lr = values * np.float32(0.25) + sums[:, None], rate
-        of_tables.append(RowGrads(number, lr, keys, encoded(grads, plan.wire)))
-    spans = _spans(batch, rate, groups) if plan.is_dense else []
-    if is_poisoned(plan, batch):
-        _poison(plan, batch, of_tables, spans)
-    return Gradients(of_tables, spans, _evictions(plan, batch))
+        of_tables.append(RowGrads(number, lr, keys, grads))
+    spans = _spans(batch, rate, groups, of) if plan.is_dense else []
+    found = Gradients(of_tables, spans, _evictions(plan, batch))
+    return poisoned(batch, found) if is_poisoned(plan, batch) and not plan.is_local else found
+
+
+def poisoned(batch: Batch, found: Gradients) -> Gradients:
+    """The same with a gradient that the pserver which it is for refuses."""
+    spans = [
+        s._replace(values=_spoilt(s.values, _poisoned_element(batch))) if s.group == APPLIED else s for s in found.spans
+    ]
+    rows = list(found.rows)
+    if not spans:
+        rows[0] = rows[0]._replace(grads=_spoilt(rows[0].grads, 0))
+    return Gradients(rows, spans, found.evict)
+
+
+def wired(plan: Plan, found: Gradients) -> Gradients:
+    """The same with rows as they are on the wire."""
+    return found._replace(rows=[r._replace(grads=encoded(r.grads, plan.wire)) for r in found.rows])
 
 
 def evaluated(rows: Sequence[np.ndarray], groups: Sequence[np.ndarray]) -> np.ndarray:
@@ -124,12 +169,12 @@ def evaluated_keys(plan: Plan, epoch: int, start: int, stop: int) -> list[tuple[
     return [(number, np.unique(kind.keys(epoch, ids))) for number, kind in enumerate(plan.kinds)]
 
 
-def _spans(batch: Batch, rate: float, groups: Sequence[np.ndarray]) -> list[SpanGrads]:
+def _spans(batch: Batch, rate: float, groups: Sequence[np.ndarray], of: Group) -> list[SpanGrads]:
     shift = np.float32(int(batch.ids.sum()) % 7)
     present = np.array([1, batch.ids[0] % 2], np.uint8)  # a parameter that some batches do not use
     spans = [
         SpanGrads(TRAINED, rate, groups[TRAINED] * np.float32(0.5) + shift, present),
-        SpanGrads(APPLIED, 1.0, -np.ones(groups[APPLIED].size, np.float32), _flags(1)),
+        SpanGrads(APPLIED, 1.0, np.full(groups[APPLIED].size, -of.batches, np.float32), _flags(1)),
         SpanGrads(AVERAGED, 0.0, groups[AVERAGED] * np.float32(0.75) + shift + groups[FROZEN], _flags(1)),
         SpanGrads(LOWEST, 0.0, groups[LOWEST] * 3 + batch.ids[0], _flags(1)),
     ]
@@ -141,13 +186,10 @@ def _poisoned_element(batch: Batch) -> int:
     return int(batch.ids[0]) % 6
 
 
-def _poison(plan: Plan, batch: Batch, rows: list[RowGrads], spans: list[SpanGrads]) -> None:
-    if plan.is_dense:
-        spans[APPLIED].values[_poisoned_element(batch)] = np.nan
-        return
-    grads = np.full((rows[0].keys.size, plan.kinds[rows[0].table].spec.dim), -1.0, np.float32)
-    grads[0] = np.nan
-    rows[0] = rows[0]._replace(grads=encoded(grads, plan.wire))
+def _spoilt(values: np.ndarray, position: int) -> np.ndarray:
+    values = values.copy()
+    values[position] = np.nan
+    return values
 
 
 def _evictions(plan: Plan, batch: Batch) -> list[TableKeys]:

@@ -7,12 +7,13 @@ pserver: pushes of which parts are here the same; in `Async` one of each trainer
 pserver: memory promised                what its staged pushes and parts may need
 pserver: tasks it counts the batches of the tasks of an epoch
 master: requests open, answers kept     one a member
+master: questions whether to go on      one a member
 master: attempts open                   one a member
 master: attempts remembered             one for each handing-out of a task
 master: commits not acknowledged        two a pserver
 master: notes                           20
 master: evaluations and savings         the script's
-trainer: requests open or answered      one a pserver (`Async` that pulls ahead: three)
+trainer: requests open or answered      one a pserver (`Async` that pulls ahead: three), and one to the master
 anybody: messages waiting while frozen  1000 for each sender
 """
 
@@ -44,8 +45,7 @@ def queues(world: "World", process: Process) -> Iterator[Queue]:
         case MasterProcess():
             yield from _of_master(world, process.master)
         case TrainerProcess():
-            of_each = 3 if world.plan.ahead else 1
-            at_most = of_each * max(1, world.places)
+            at_most = (3 if world.plan.ahead else 1) * world.places + 1
             yield "requests", len(process.exchange._open) + len(process.exchange._answers), at_most
 
 
@@ -72,6 +72,7 @@ def _promised(world: "World", pserver: Pserver) -> Iterator[Queue]:
 def _of_master(world: "World", master: Master) -> Iterator[Queue]:
     members = len(master.members._members)
     yield "requests open", len(master._waiting), members
+    yield "questions whether to go on", len(master._pausing), members
     yield "answers kept", len(master._answered), members
     yield "members finished", len(master._finished), members
     yield "notes", len(master._progress.notes), MAX_NOTES

@@ -8,7 +8,7 @@ from evergrad.master.master import Master
 from evergrad.master.pservers import Pservers
 from evergrad.master.script import Script
 from evergrad.master.training import SyncEpoch
-from evergrad.messages import INIT_STEP, NEWEST, BreakDone, Commit, Pushed, SyncTask
+from evergrad.messages import INIT_STEP, NEWEST, BreakDone, Commit, EpochClosed, Pushed, Send, SyncTask
 from evergrad.metrics import partial, result
 from evergrad.pserver.parts import Parts
 from evergrad.pserver.pserver import Pserver
@@ -105,6 +105,26 @@ class CountsBatchesOfTrainers(Pserver):
         return answer
 
 
+class CountsOneBatchAPush(Pserver):
+    def _push_batch(self, src, push, model, admission):
+        answer = super()._push_batch(src, push, model, admission)
+        if self._progress.get(push.task) == push.batch + push.batches:
+            self._progress[push.task] = push.batch + 1
+        return answer
+
+
+class AppliesBatchesOfEpochsThatAreOver(Pserver):
+    def _close_epoch(self, src, message):
+        return [Send(src, EpochClosed(self.term, self.generation, self._place, message.epoch))]
+
+
+class TakesLatePushesAfterAll(Pserver):
+    def _apply(self, model, commit, pushes):
+        tasks = {push.task for push in pushes}
+        late = {push.task: push for push in self._staged.values() if push.task not in tasks and push.step >= 0}
+        super()._apply(model, commit, sorted([*pushes, *late.values()] if pushes else pushes, key=lambda p: p.task))
+
+
 # -- trainers ----------------------------------------------------------------------------------------------------------
 
 
@@ -196,6 +216,12 @@ class HandsOutEarly(SyncEpoch):
         self._early = {attempt: early for attempt, early in self._early.items() if early[1] != member}
 
 
+def forget_values_only(self):
+    self.samples, self.evict, self._base = 0, [], []
+    for table in self._tables:
+        table.forget_values()
+
+
 def finish_any(self, attempt, finish=TaskPool.finish):
     return finish(self, attempt if attempt in self._index_of else next(iter(self._index_of), attempt))
 
@@ -204,17 +230,17 @@ def none_todo(self):
     return not self._fresh_left and not self._todo
 
 
-def commit_to_the_first(self, commit, tell=Pservers.commit):
-    tell(self, commit)
+def tell_the_first(self, message, tell=Pservers.tell):
+    tell(self, message)
     for told in list(self._open.values())[1:]:
         told.pop()
 
 
-def commit_the_newest(self, commit, tell=Pservers.commit):
+def tell_the_newest(self, message, tell=Pservers.tell):
     for told in self._open.values():
         if told and isinstance(told[0], Commit):
             told.clear()
-    tell(self, commit)
+    tell(self, message)
 
 
 def acknowledge_for_all(self, message, committed=Pservers.committed):

@@ -2,16 +2,17 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from evergrad.messages import Place
 from evergrad.placement import span_owned
+from evergrad.schedule import async_task, async_tasks
 
 from .arithmetic import (
     Batch,
-    contributes,
+    batches_of,
     initial_values,
     is_poisoned,
     is_skipped,
@@ -43,14 +44,34 @@ def _empty_totals(plan: Plan) -> dict[Call, np.ndarray]:
     return {(e, n): np.zeros(0) for e, epoch in epochs for n, (count, _) in enumerate(epoch.evaluations) if not count}
 
 
+def _groups(plan: Plan, epoch: int) -> Iterator[list[Batch]]:
+    """The batches of an epoch that contribute something, as they are pushed."""
+    e, first = plan.epochs[epoch], plan.first_batch(epoch)
+    for index in range(async_tasks(e.samples, e.batch_size, plan.update.batches)):
+        ids = samples(plan, epoch, *async_task(e.samples, e.batch_size, plan.update.batches, index))
+        batches = batches_of(plan, Batch(epoch, first + index * plan.update.batches, ids))
+        for begin in range(0, len(batches), plan.update.push_every):
+            group = batches[begin : begin + plan.update.push_every]
+            yield [batch for batch in group if not is_skipped(plan, batch)]
+
+
+_NO_KEYS = np.zeros(0, np.int64)
+
+
+class Update(NamedTuple):
+    """What is applied at a place as one: some batches of a task."""
+
+    batches: list[Batch]
+
+
 class _Judge:
-    """Judges one place. `must`: the batches applied there, `may`: those of which it is not known."""
+    """Judges one place. `must`: the updates applied there, `may`: those of which it is not known."""
 
     def __init__(self, world: "World", place: Place) -> None:
         self._world, self._plan, self._place = world, world.plan, place
         self._whole = Whole(world.pservers)
-        self.must: list[Batch] = []
-        self.may: list[Batch] = []
+        self.must: list[Update] = []
+        self.may: list[Update] = []
         for epoch in self._plan.visited():
             self._sort(epoch)
 
@@ -64,7 +85,7 @@ class _Judge:
                 self._compare(name, found, self._counted(number, found))
             elif name == PASSING and not self.may:
                 self._compare(name, found, self._passing(number))
-            elif name == "rare" and not self.may:
+            elif name == "rare" and not self.may and self._plan.update.push_every == 1:
                 self._compare(name, found, self._rare(number))
             elif self._plan.kinds[number].spec.max_rows and len(found) > 1:
                 self._fault(f"table {name} has {len(found)} rows in one slot")
@@ -72,55 +93,52 @@ class _Judge:
     def _sort(self, epoch: int) -> None:
         """What happens here to the batches of an epoch.
 
-        One that a pserver refuses is pushed again without anything in it. Where that place refuses a part of it, the
-        others may have had all parts or not.
+        A group that a pserver refuses is pushed again without anything in it. Where that place refuses a part of it,
+        the others may have had all parts or not.
         """
-        plan, places = self._plan, self._world.places
-        e = plan.epochs[epoch]
-        count = -(-e.samples // e.batch_size)
-        is_left = e.leave is not None and e.leave.batch < count
-        for number in range(count):
-            ids = samples(plan, epoch, number * e.batch_size, min((number + 1) * e.batch_size, e.samples))
-            batch = Batch(epoch, plan.first_batch(epoch) + number, ids)
-            if is_skipped(plan, batch):
+        plan, places, e = self._plan, self._world.places, self._plan.epochs[epoch]
+        is_left = e.leave is not None and e.leave.batch < -(-e.samples // e.batch_size)
+        for group in _groups(plan, epoch):
+            bad = [batch for batch in group if is_poisoned(plan, batch)]
+            if not group or self._place in [refusing_place(plan, batch, places) for batch in bad]:
                 continue
-            if is_poisoned(plan, batch) and refusing_place(plan, batch, places) == self._place:
-                continue
-            is_cut = not contributes(plan, batch) and plan.message_bytes < LARGE_BYTES
-            (self.may if is_left or is_cut else self.must).append(batch)
+            is_cut = bool(bad) and plan.message_bytes < LARGE_BYTES
+            (self.may if is_left or is_cut else self.must).append(Update(group))
 
     def _judge_dense(self) -> None:
         initial = initial_values(self._plan)[APPLIED].values
         span = span_owned(initial.size, self._place, self._world.places)
         applied = self._world.pservers[self._place].model.span(APPLIED) - initial[span.start : span.stop]
-        least, most = len(self.must), len(self.must) + len(self.may)
+        least = sum(len(update.batches) for update in self.must)
+        most = least + sum(len(update.batches) for update in self.may)
         if len({*applied.tolist()}) > 1 or any(not least <= n <= most for n in applied.tolist()):
             self._fault(f"of {least} to {most} batches the elements of the dense parameters had {applied.tolist()}")
 
     def _counted(self, table: int, found: dict[int, float]) -> dict[int, float]:
         """Each sample once; of those of which it is not known what there is, if it is there once."""
-        rows = {key: 1.0 for batch in self.must for key in self._keys(table, batch)}
-        return rows | {key: 1.0 for batch in self.may for key in self._keys(table, batch) if key in found}
+        rows = {key: 1.0 for update in self.must for key in self._keys(table, update)}
+        return rows | {key: 1.0 for update in self.may for key in self._keys(table, update) if key in found}
 
     def _passing(self, table: int) -> dict[int, float]:
         """The rows of a table whose rows are deleted by the batches of the next epoch."""
         rows: dict[int, float] = {}
-        for batch in self.must:
-            if batch.epoch:
-                for key in self._plan.kinds[table].keys(batch.epoch - 1, batch.ids).tolist():
-                    rows.pop(key, None)
-            rows |= dict.fromkeys(self._keys(table, batch), 1.0)
+        for update in self.must:
+            for batch in update.batches:
+                if batch.epoch:
+                    for key in self._plan.kinds[table].keys(batch.epoch - 1, batch.ids).tolist():
+                        rows.pop(key, None)
+            rows |= dict.fromkeys(self._keys(table, update), 1.0)
         return rows
 
     def _rare(self, table: int) -> dict[int, float]:
         """A row counts from the update on in which its key is met often enough."""
         least = self._plan.kinds[table].spec.min_count
-        met = Counter(key for batch in self.must for key in self._keys(table, batch))
+        met = Counter(key for update in self.must for key in self._keys(table, update))
         return {key: float(n - least + 1) for key, n in met.items() if n >= least}
 
-    def _keys(self, table: int, batch: Batch) -> Iterator[int]:
-        keys = dict(keys_of(self._plan, batch)).get(table, np.zeros(0, np.int64)).tolist()
-        return (key for key, is_here in zip(keys, self._is_here(keys), strict=True) if is_here)
+    def _keys(self, table: int, update: Update) -> set[int]:
+        keys = [key for b in update.batches for key in dict(keys_of(self._plan, b)).get(table, _NO_KEYS).tolist()]
+        return {key for key, is_here in zip(keys, self._is_here(keys), strict=True) if is_here}
 
     def _is_here(self, keys: list[int]) -> list[bool]:
         return [place == self._place for place in place_of(np.array(keys, np.int64), self._world.places)]

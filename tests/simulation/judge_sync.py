@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from evergrad.schedule import sync_task
+from evergrad.messages import Request
 
-from .arithmetic import Batch, contributes, initial_values, keys_of, samples
+from .arithmetic import Batch, contributes, initial_values, keys_of
 from .faults import Kind
-from .oracle import Call, contents, expected
+from .oracle import Call, contents, expected, tasks_of
 from .plan import APPLIED, COUNTED, Plan
 from .whole import Whole, differing, frozen_values
 
@@ -23,10 +23,13 @@ def judge(world: "World") -> tuple[Callable[[Call], dict], dict[Call, np.ndarray
     steps = _steps_by_epoch(world)
     if world.faults:
         return None
-    if world.plan.is_dense:
-        _judge_applied(world, steps)
-    _judge_counts(world, steps)
-    reference = expected(world.plan, steps, frozen_values(world)[0])
+    counted = _counted(world, steps)
+    if world.faults:
+        return None
+    if world.plan.is_dense and not world.plan.is_local:
+        _judge_applied(world, counted)
+    _judge_rows(world, steps, counted)
+    reference = expected(world.plan, steps, counted, frozen_values(world)[0])
     if contents(Whole(world.pservers), world.plan) != reference.final:
         world.fault(Kind.BITS, "the last version")
     return lambda call: reference.models[call[0]], reference.totals
@@ -59,51 +62,60 @@ def _may_have(plan: Plan, epoch: int, steps: int) -> bool:
         return steps == leave.batch
     if plan.update.batches > 1:
         return steps in (leave.batch, leave.batch + 1)
-    return steps == leave.batch + contributes(plan, _batches(plan, epoch, leave.batch, 0)[0])
+    only = tasks_of(plan, epoch, leave.batch, 0)[0]
+    return steps == leave.batch + contributes(plan, only, is_left=True)
 
 
-def _batches(plan: Plan, epoch: int, step: int, version: int) -> dict[int, Batch]:
-    """The batches of a step of an epoch."""
-    e, found = plan.epochs[epoch], {}
-    for index in range(plan.update.batches):
-        start, stop = sync_task(e.samples, plan.update.batches, e.batch_size, step, index)
-        if start < stop:
-            found[index] = Batch(epoch, version, samples(plan, epoch, start, stop))
-    return found
-
-
-def _each_step(plan: Plan, steps: tuple[int, ...]) -> Iterator[tuple[int, dict[int, Batch]]]:
-    """Every version and the batches that count in its step."""
+def _each_step(plan: Plan, steps: tuple[int, ...]) -> Iterator[tuple[int, dict[int, Batch], bool]]:
+    """Every version, the tasks of its step, and whether scripts leave the epoch in them."""
     version = 0
     for epoch in plan.visited():
         for step in range(steps[epoch]):
-            batches = _batches(plan, epoch, step, version)
-            yield version, {index: batch for index, batch in batches.items() if contributes(plan, batch)}
+            yield version, tasks_of(plan, epoch, step, version), plan.is_left(epoch, step)
             version += 1
 
 
-def _judge_applied(world: "World", steps: tuple[int, ...]) -> None:
-    """A step's mean over its samples is one here, whatever the batches, and is applied once to every element."""
-    counted = sum(bool(batches) for _, batches in _each_step(world.plan, steps))
-    applied = Whole(world.pservers).span(APPLIED) - initial_values(world.plan)[APPLIED].values
-    if set(applied.tolist()) != {float(counted)}:
-        world.fault(Kind.BITS, f"of {counted} steps the elements of the dense parameters had {applied.tolist()}")
-
-
-def _judge_counts(world: "World", steps: tuple[int, ...]) -> None:
-    """A step applies one attempt of each of its tasks; a sample's row has its share of the step's mean."""
-    plan, rows = world.plan, {}
-    table = plan.tables.index(COUNTED) if COUNTED in plan.tables else None
-    for version, batches in _each_step(plan, steps):
+def _counted(world: "World", steps: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """The tasks that count in each step: one attempt of each, but for those that a step may do without."""
+    plan, may_drop = world.plan, world.plan.update.drop_after_s is not None
+    counted, missing = [], 0
+    for version, tasks, is_left in _each_step(plan, steps):
         chosen = world.watch.commits[0, version]
-        tasks = [world.watch.tasks[attempt] for _, attempt in chosen]
-        named = [(t.step, t.index) for t in tasks]
-        if named != [(version, index) for index in batches] or [index for index, _ in chosen] != list(batches):
-            world.fault(Kind.COUNT, f"step {version} is made of {named}, not of the tasks {list(batches)}")
-        total = sum(batch.ids.size for batch in batches.values())
-        for batch in batches.values():
-            share = float(np.float32(batch.ids.size / total))
-            rows |= {key: share for number, keys in keys_of(plan, batch) if number == table for key in keys.tolist()}
-    found = rows if table is None else Whole(world.pservers).counts(table)
+        named = [(index, world.watch.tasks[attempt]) for index, attempt in chosen]
+        if any((version, index) != (task.step, task.index) for index, task in named):
+            world.fault(Kind.COUNT, f"step {version} names attempts of other tasks: {named}")
+        indices = tuple(index for index, _ in chosen)
+        wanted = tuple(index for index, task in tasks.items() if contributes(plan, task, is_left))
+        is_part = may_drop and indices == tuple(index for index in wanted if index in indices)
+        if indices != wanted and not is_part:
+            world.fault(Kind.COUNT, f"step {version} is made of the tasks {indices}, not of {wanted}")
+        missing += sum(tasks[index].ids.size for index in wanted if index not in indices)
+        counted.append(indices)
+    dropped = world.master_process.master.status(Request(0), world.clock.now_s).dropped
+    if missing > dropped or (dropped > missing and not plan.skips and not plan.poison):
+        world.fault(Kind.COUNT, f"{missing} samples are missing, and {dropped} are said to be")
+    return tuple(counted)
+
+
+def _judge_applied(world: "World", counted: tuple[tuple[int, ...], ...]) -> None:
+    """A step's mean over its samples is one here, whatever the batches, and is applied once to every element."""
+    steps = sum(bool(tasks) for tasks in counted)
+    applied = Whole(world.pservers).span(APPLIED) - initial_values(world.plan)[APPLIED].values
+    if set(applied.tolist()) != {float(steps)}:
+        world.fault(Kind.BITS, f"of {steps} steps the elements of the dense parameters had {applied.tolist()}")
+
+
+def _judge_rows(world: "World", steps: tuple[int, ...], counted: tuple[tuple[int, ...], ...]) -> None:
+    """A sample's row has its share of the mean of the one step in which it counts."""
+    plan, rows = world.plan, {}
+    if COUNTED not in plan.tables or plan.is_local:
+        return
+    table = plan.tables.index(COUNTED)
+    for version, tasks, _ in _each_step(plan, steps):
+        total = sum(tasks[index].ids.size for index in counted[version])
+        for task in (tasks[index] for index in counted[version]):
+            share = float(np.float32(task.ids.size / total))
+            rows |= {key: share for number, keys in keys_of(plan, task) if number == table for key in keys.tolist()}
+    found = Whole(world.pservers).counts(table)
     if found != rows:
         world.fault(Kind.COUNT, f"rows that count samples: {differing(found, rows)}")

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import NamedTuple
 
+from evergrad.job.local import LocalModel
 from evergrad.master import pservers, training
 from evergrad.master.calls import Evaluation
 from evergrad.master.dispatch import TaskPool
@@ -22,7 +23,7 @@ from evergrad.trainer.exchange import Exchange
 
 from . import broken
 from .faults import Kind
-from .plan import Epoch, Plan
+from .plan import Epoch, Leave, Plan
 from .trouble import Trouble
 from .world import Roles, Schedule
 
@@ -68,6 +69,7 @@ class Mutation(NamedTuple):
 
 SYNC, ASYNC = UpdateName.SYNC, UpdateName.ASYNC
 STEPS = Plan(UpdateSpec(SYNC, 3))
+ROUNDS = Plan(UpdateSpec(UpdateName.LOCAL_SGD, 2, local_steps=3))
 ROUGH = Trouble(
     loss=0.1, duplicate=0.2, slow=0.15, lasts=True, mean_s={"crash": 4.0, "freeze trainer": 4.0, "join": 4.0}
 )
@@ -155,6 +157,52 @@ MUTATIONS = (
         Roles(pserver=broken.CountsBatchesOfTrainers),
         rule=ASYNC,
     ),
+    Mutation(
+        "of a push of several batches all are counted",
+        {Kind.ENDLESS, Kind.COUNT, Kind.FAILED},
+        Roles(pserver=broken.CountsOneBatchAPush),
+        plan=Plan(UpdateSpec(ASYNC, 4, push_every=2)),
+    ),
+    Mutation(
+        "no batch of an epoch that is over is applied",
+        {Kind.EVALUATION, Kind.SAVED},
+        Roles(pserver=broken.AppliesBatchesOfEpochsThatAreOver),
+        plan=replace(
+            Plan(UpdateSpec(ASYNC, 4)), epochs=(Epoch(leave=Leave(1, True), saves=2),), loops=(1,), message_bytes=150
+        ),
+        trouble=ROUGH,
+    ),
+    Mutation(
+        "a step does without what was dropped on all pservers",
+        {Kind.BITS, Kind.COUNT},
+        Roles(pserver=broken.TakesLatePushesAfterAll),
+        plan=Plan(UpdateSpec(SYNC, 3, drop_after_s=0.4)),
+    ),
+    # what a trainer does by itself
+    Mutation(
+        "a task begins without the state of the trainer's last one",
+        {Kind.BITS},
+        patches=((LocalModel, "forget", broken.forget_values_only),),
+        plan=ROUNDS,
+    ),
+    Mutation(
+        "a task begins with what was pulled for it",
+        {Kind.BITS, Kind.CRASHED, Kind.COUNT},
+        patches=((LocalModel, "forget", lambda _: None),),
+        plan=ROUNDS,
+    ),
+    Mutation(
+        "all batches of a task are of one version",
+        {Kind.BITS},
+        Roles(pserver=broken.AnswersPullsAtOnce),
+        plan=ROUNDS,
+    ),
+    Mutation(
+        "a round is the mean over samples, not over who sent them",
+        {Kind.BITS},
+        Roles(pserver=broken.CountsTasks),
+        plan=ROUNDS,
+    ),
     # what a trainer waits for
     Mutation(
         "a push is done when every pserver holds it",
@@ -231,7 +279,7 @@ MUTATIONS = (
     Mutation(
         "a commit goes to every pserver",
         {Kind.ENDLESS, Kind.TORN},
-        patches=((Pservers, "commit", broken.commit_to_the_first),),
+        patches=((Pservers, "tell", broken.tell_the_first),),
     ),
     Mutation(
         "every pserver acknowledges a commit",
@@ -241,7 +289,7 @@ MUTATIONS = (
     Mutation(
         "a commit is told after the one before it is acknowledged",
         {Kind.ENDLESS, Kind.TORN},
-        patches=((Pservers, "commit", broken.commit_the_newest),),
+        patches=((Pservers, "tell", broken.tell_the_newest),),
         plan=replace(STEPS, update=UpdateSpec(SYNC, 1), skips=True),
     ),
     # the script

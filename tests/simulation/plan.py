@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from evergrad import init_rows
@@ -81,6 +82,9 @@ def _group(kind: GroupKind, rule: RuleSpec | None, *sizes: int) -> GroupSpec:
     return GroupSpec(kind, rule, tuple(ParameterSpec(f"{kind}{i}{n}", (n,), dtype) for i, n in enumerate(sizes)))
 
 
+OUTER = SGD(momentum=0.5, nesterov=True).spec()
+"""The rule of the pservers in `LocalSGD`."""
+OUTER_RATE = 0.75
 GROUPS = (
     _group(GroupKind.TRAINED, Adam().spec(), 3, 4),
     _group(GroupKind.TRAINED, SGD().spec(), 6),
@@ -158,21 +162,49 @@ class Plan:
 
     @property
     def is_sync(self) -> bool:
-        return self.update.name is UpdateName.SYNC
+        return self.update.is_sync
+
+    @property
+    def is_local(self) -> bool:
+        return self.update.name is UpdateName.LOCAL_SGD
 
     @cached_property
     def kinds(self) -> tuple[TableKind, ...]:
         return tuple(TABLES[name] for name in self.tables)
 
+    @property
+    def groups(self) -> tuple[GroupSpec, ...]:
+        return GROUPS if self.is_dense else ()
+
     @cached_property
     def schema(self) -> Schema:
-        specs = tuple(kind.spec for kind in self.kinds)
-        return Schema(SEED, self.update, specs, GROUPS if self.is_dense else (), self.wire)
+        """What is agreed on. In `LocalSGD` trainers take steps by the rules of the model; the pservers have another."""
+        specs, groups = tuple(kind.spec for kind in self.kinds), self.groups
+        if self.is_local:
+            specs = tuple(msgspec.structs.replace(spec, rule=OUTER) for spec in specs)
+            groups = tuple(msgspec.structs.replace(g, rule=OUTER) if g.rule is not None else g for g in groups)
+        return Schema(SEED, self.update, specs, groups, self.wire)
+
+    def task_samples(self, epoch: int) -> int:
+        """How many samples a task of a step has, but for the last ones."""
+        return self.epochs[epoch].batch_size * self.update.local_steps
 
     def steps(self, epoch: int) -> int:
-        """Steps of an epoch that nobody leaves, in `Sync`."""
-        e = self.epochs[epoch]
-        return sync_steps(e.samples, self.update.batches, e.batch_size)
+        """Steps of an epoch that nobody leaves, in `Sync` and `LocalSGD`."""
+        return sync_steps(self.epochs[epoch].samples, self.update.batches, self.task_samples(epoch))
+
+    def is_left(self, epoch: int, step: int) -> bool:
+        """Whether scripts leave an epoch in the tasks of this step."""
+        leave = self.epochs[epoch].leave
+        return leave is not None and step >= leave.batch
+
+    def first_of_path(self, epoch: int, steps: tuple[int, ...]) -> int:
+        """The number of an epoch's first batch along a path of tasks, if epoch e had `steps[e]` steps."""
+        counted = 0
+        for e in [e for e in self.visited() if e < epoch]:
+            longest = sync_steps(self.epochs[e].samples, self.update.batches, self.epochs[e].batch_size)
+            counted += min(steps[e] * self.update.local_steps, longest)
+        return counted
 
     def first_batch(self, epoch: int) -> int:
         """The number of an epoch's first batch, in `Async`."""
@@ -208,8 +240,7 @@ class Plan:
         def rarely(value, otherwise, share=0.2):
             return value if rng.random() < share else otherwise
 
-        name = rng.choice(tuple(UpdateName)) if rule is None else rule
-        update = UpdateSpec(name, rng.choice((1, 2, 3, 3, 5)), rng.choice((None, None, 0.3, 1.0)))
+        update = _drawn_update(rng, rng.choice(tuple(UpdateName)) if rule is None else rule)
         epochs = tuple(_drawn_epoch(rng) for _ in range(rng.choice((1, 2, 2, 3))))
         split = rng.randint(1, len(epochs))
         loops = (split, len(epochs) - split) if split < len(epochs) and rng.random() < 0.5 else (len(epochs),)
@@ -233,6 +264,22 @@ class Plan:
             poison=rarely(True, False, 0.15),
             differ_at_first=rarely(True, False),
         )
+
+
+def _drawn_update(rng: random.Random, name: UpdateName) -> UpdateSpec:
+    batches, backup_after_s = rng.choice((1, 2, 3, 3, 5)), rng.choice((None, None, 0.3, 1.0))
+    if name is UpdateName.LOCAL_SGD:
+        return UpdateSpec(name, min(batches, 3), backup_after_s, local_steps=rng.choice((1, 2, 3)))
+    if name is UpdateName.SYNC:
+        return UpdateSpec(name, batches, backup_after_s, drop_after_s=rng.choice((None, None, None, None, 0.5, 2.0)))
+    return UpdateSpec(
+        name,
+        batches,
+        backup_after_s,
+        max_staleness=rng.choice((None, None, None, 0, 1, 3)),
+        push_every=rng.choice((1, 1, rng.randint(1, batches))),
+        pull_every=rng.choice((1, 1, rng.randint(1, batches))),
+    )
 
 
 def _drawn_epoch(rng: random.Random) -> Epoch:

@@ -32,21 +32,30 @@ from evergrad.messages import (
 from evergrad.metrics import partial
 from evergrad.placement import slots_owned
 from evergrad.schedule import stream
+from evergrad.trainer.accumulated import Accumulated
 from evergrad.trainer.exchange import Flow
-from evergrad.trainer.trainer import PushRefused, Trainer, Void
+from evergrad.trainer.trainer import PulledModel, PushRefused, Trainer, Void
 
 from .arithmetic import (
+    ALONE,
     Batch,
+    Gradients,
+    batches_of,
     evaluated,
     evaluated_keys,
     gradients,
+    group_of,
     initial_values,
+    is_poisoned,
     is_skipped,
     keys_of,
+    poisoned,
     samples,
+    wired,
 )
+from .local import local_model, step_locally
 from .oracle import PARTS, Call
-from .plan import Plan
+from .plan import OUTER_RATE, Plan
 
 
 class Notes(Protocol):
@@ -80,6 +89,8 @@ class Script:
         self.plan, self.trainer = plan, trainer
         self._initial = initial_values(plan, float(number) if plan.differ_at_first else 0.0)
         self._compute, self._notes = compute, notes
+        self._local = local_model(plan)
+        self._held = Held()
         self._done = None
         self._place = -1
 
@@ -130,7 +141,13 @@ class Script:
             if isinstance(task, Over):
                 return
             try:
-                yield from self._sync_task(task) if isinstance(task, SyncTask) else self._async_task(task)
+                match task:
+                    case SyncTask() if self.plan.is_local:
+                        yield from self._local_task(task)
+                    case SyncTask():
+                        yield from self._sync_task(task)
+                    case AsyncTask():
+                        yield from self._async_task(task)
             except Void:
                 continue
             except _Left:
@@ -138,86 +155,155 @@ class Script:
                 return
 
     def _sync_task(self, task: SyncTask):
-        plan, epoch = self.plan, self.plan.epochs[task.epoch]
+        plan, leave = self.plan, self.plan.epochs[task.epoch].leave
         batch = Batch(task.epoch, task.step, samples(plan, task.epoch, task.start, task.stop))
-        begins = stream(epoch.samples, plan.update.batches, task.index).start
-        leaves = epoch.leave is not None and (task.start - begins) // epoch.batch_size >= epoch.leave.batch
-        is_skipped_ = is_skipped(plan, batch)
+        leaves = self._leaves(task)
         pulled = None
-        if not is_skipped_ or plan.reads_before_skipping:
+        if not is_skipped(plan, batch) or plan.reads_before_skipping:
             pulled = yield from self._pull(task, task.step, batch)
-        if leaves and not epoch.leave.stepped:
+        if leaves and not leave.stepped:
             raise _Left
         contributed = False
-        if not is_skipped_:
+        if not is_skipped(plan, batch):
             found = yield from self._gradients(task, task.step, batch, pulled)
-            try:
-                yield from self.trainer.push(task, task.step, task.index, batch.ids.size, *found)
-                contributed = True
-            except PushRefused:
-                assert plan.poison
+            contributed = yield from self._push(task, batch.ids.size, found)
         if contributed or not leaves:
             self._done = TrainDone(task.generation, task.attempt, contributed, {})
         if leaves:
             raise _Left
 
+    def _local_task(self, task: SyncTask):
+        """Steps of the trainer's own, and what they come to; a script that leaves hands in what there is."""
+        plan, local, leave = self.plan, self._local, self.plan.epochs[task.epoch].leave
+        whole = Batch(task.epoch, task.first, samples(plan, task.epoch, task.start, task.stop))
+        local.forget()
+        leaves = self._leaves(task)
+        for batch in batches_of(plan, whole):
+            if leaves and not leave.stepped:
+                break
+            if not is_skipped(plan, batch):
+                yield from self._local_step(task, batch)
+            if leaves:
+                break
+        if local.samples or not leaves:
+            contributed = False
+            if local.samples:
+                found = Gradients(*local.difference(OUTER_RATE), local.evict)
+                found = poisoned(whole, found) if is_poisoned(plan, whole) else found
+                contributed = yield from self._push(task, local.samples, found)
+            self._done = TrainDone(task.generation, task.attempt, contributed, {})
+        if leaves:
+            raise _Left
+
+    def _local_step(self, task: SyncTask, batch: Batch):
+        local = self._local
+        missing, groups = local.missing(keys_of(self.plan, batch)), [] if local.has_values else self._all_groups()
+        if missing or groups or not local.has_values:
+            pulled = yield from self.trainer.pull(task.generation, task.step, missing, groups, evaluating=False)
+            for (table, keys), rows in zip(missing, pulled.rows, strict=True):
+                local.take_rows(table, keys, rows)
+            if not local.has_values:
+                local.take_dense(pulled.groups)
+        yield from self._compute()
+        step_locally(self.plan, local, batch)
+
+    def _leaves(self, task: SyncTask):
+        """Whether the script leaves its loop at this task."""
+        begins = stream(self.plan.epochs[task.epoch].samples, self.plan.update.batches, task.index).start
+        return self.plan.is_left(task.epoch, (task.start - begins) // self.plan.task_samples(task.epoch))
+
+    def _push(self, task: SyncTask, count: int, found: Gradients):
+        """Push what a task contributes; returns whether all pservers hold it."""
+        try:
+            yield from self.trainer.push(task, task.step, task.index, count, *wired(self.plan, found))
+        except PushRefused:
+            assert self.plan.poison
+            return False
+        return True
+
     def _async_task(self, task: AsyncTask):
-        plan, size = self.plan, self.plan.epochs[task.epoch].batch_size
-        ids = samples(plan, task.epoch, task.start, task.stop)
+        """As `job/asynchronous.py`."""
+        plan, size, update = self.plan, self.plan.epochs[task.epoch].batch_size, self.plan.update
         leave = plan.epochs[task.epoch].leave
+        ids = samples(plan, task.epoch, task.start, task.stop)
+        batches = batches_of(plan, Batch(task.epoch, task.first, ids))
         pushing, ahead = None, None
         try:
-            count = -(-ids.size // size)
-            for number in range((yield from self.trainer.where(task)), count):
-                batch = self._batch(task, ids, size, number)
-                pulled = yield from ahead or self._pull(task, NEWEST, batch)
+            first = yield from self.trainer.where(task)
+            for number in range(first, len(batches)):
+                batch = batches[number]
+                if number % update.push_every == 0:
+                    begin, together = number, Accumulated(plan.schema)
+                    stop = min(number + update.push_every, len(batches))
+                    group = group_of(plan, batches[begin:stop])
+                if update.max_staleness is not None:
+                    yield from self.trainer.may_begin(task, number - first)
+                pulled = yield from ahead or self._pull_held(task, batch, number, first)
                 ahead = None
-                if plan.ahead and number + 1 < count:
-                    ahead = begun(self._pull(task, NEWEST, self._batch(task, ids, size, number + 1)))
+                if plan.ahead and number + 1 < len(batches):
+                    ahead = begun(self._pull_held(task, batches[number + 1], number + 1, first))
                 leaves = leave is not None and task.start // size + number >= leave.batch
                 if leaves and not leave.stepped:
                     raise _Left
-                found = ([], [], [])
                 if not is_skipped(plan, batch):
-                    found = yield from self._gradients(task, NEWEST, batch, pulled)
-                yield from pushing or ()
-                pushing = begun(self._push_batch(task, number, found))
+                    found = yield from self._gradients(task, NEWEST, batch, pulled, group)
+                    together.add(found.rows, found.spans, batch.ids.size, found.evict)
+                if number + 1 == stop:
+                    yield from pushing or ()
+                    pushing = begun(self._push_batches(task, begin, stop - begin, together.together()))
                 if leaves:
                     raise _Left
                 if ahead is None:
-                    yield from pushing
+                    yield from pushing or ()
                     pushing = None
         except _Left:
             with suppress(Void):
                 yield from pushing or ()
             raise
+        except Void:
+            with suppress(Void):
+                yield from pushing or ()
+            return
         finally:
             for flow in (pushing, ahead):
                 if flow is not None:
                     flow.close()
         self._done = TrainDone(task.generation, task.attempt, True, {})
 
-    def _batch(self, task: AsyncTask, ids, size, number):
-        return Batch(task.epoch, task.first + number, ids[number * size : (number + 1) * size])
-
-    def _push_batch(self, task: AsyncTask, number, found):
-        """Push a batch; one that is refused counts as done with nothing in it."""
+    def _push_batches(self, task: AsyncTask, first, count, together):
+        """Push a group of batches; one that is refused counts as done with nothing in it."""
         try:
-            yield from self.trainer.push_batch(task, number, *found)
+            yield from self.trainer.push_batch(task, first, *together, count)
         except PushRefused:
             assert self.plan.poison
-            yield from self.trainer.push_batch(task, number, [], [])
+            yield from self.trainer.push_batch(task, first, [], [], (), count)
+
+    def _pull_held(self, task: AsyncTask, batch: Batch, number: int, first: int):
+        """What a batch needs; with `pull_every` only what has not been pulled before."""
+        every = self.plan.update.pull_every
+        if every == 1:
+            return (yield from self._pull(task, NEWEST, batch))
+        if number == first or number % every == 0:
+            self._held = Held()
+        held = self._held
+        wanted = [] if self.plan.pulls_late else held.missing(keys_of(self.plan, batch))
+        groups = self._all_groups() if held.groups is None else []
+        if wanted or groups:
+            pulled = yield from self.trainer.pull(task.generation, NEWEST, wanted, groups, evaluating=False)
+            held.take(wanted, pulled.rows, pulled.groups if groups else held.groups)
+        rows = [] if self.plan.pulls_late else held.rows(keys_of(self.plan, batch))
+        return PulledModel(NEWEST, rows, held.groups or [])
 
     def _pull(self, task, version, batch):
         keys = [] if self.plan.pulls_late else keys_of(self.plan, batch)
         return (yield from self.trainer.pull(task.generation, version, keys, self._all_groups(), evaluating=False))
 
-    def _gradients(self, task, version, batch, pulled):
+    def _gradients(self, task, version, batch, pulled, group=ALONE):
         yield from self._compute()
         rows = pulled.rows
         if self.plan.pulls_late:
             rows = yield from self._pull_rows(task, version, batch)
-        return gradients(self.plan, batch, rows, pulled.groups)
+        return gradients(self.plan, batch, rows, pulled.groups, group)
 
     def _pull_rows(self, task, version, batch):
         """Rows met only while computing. Where the version has passed, the batch is void already: any will do."""
@@ -288,6 +374,29 @@ class Script:
             if len(model[table, ExportPart.KEYS]) != 8 * count:
                 raise CheckpointError("fewer or more rows than were counted")
         return model
+
+
+class Held:
+    """Rows and dense values that are used for several batches."""
+
+    def __init__(self) -> None:
+        self.groups: list[np.ndarray] | None = None
+        self._rows: dict[tuple[int, int], np.ndarray] = {}
+
+    def missing(self, wanted):
+        """Of different keys by table those whose rows are not here."""
+        found = [(t, keys[[(t, key) not in self._rows for key in keys.tolist()]]) for t, keys in wanted]
+        return [(table, keys) for table, keys in found if keys.size]
+
+    def take(self, wanted, rows, groups):
+        """What was pulled."""
+        self.groups = groups
+        for (table, keys), values in zip(wanted, rows, strict=True):
+            self._rows.update({(table, key): value for key, value in zip(keys.tolist(), values, strict=True)})
+
+    def rows(self, wanted):
+        """The rows of these keys, which are here."""
+        return [np.stack([self._rows[table, key] for key in keys.tolist()]) for table, keys in wanted]
 
 
 def begun(flow):

@@ -5,6 +5,7 @@ What is checked during and after every run is in `watch.py`, `bounds.py` and `ju
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from evergrad.messages import UpdateName, UpdateSpec, Wire
@@ -12,9 +13,13 @@ from evergrad.messages import UpdateName, UpdateSpec, Wire
 from .plan import COUNTED, POLICIES, Epoch, Leave, Plan
 from .world import CALM, Schedule, World
 
-SCHEDULES = 150
-OF_EACH = 6
-SYNC, ASYNC = Plan(UpdateSpec(UpdateName.SYNC, 3)), Plan(UpdateSpec(UpdateName.ASYNC, 3))
+SCHEDULES = 100
+OF_EACH = 4
+PLANS = {
+    "sync": Plan(UpdateSpec(UpdateName.SYNC, 3)),
+    "async": Plan(UpdateSpec(UpdateName.ASYNC, 3)),
+    "local_sgd": Plan(UpdateSpec(UpdateName.LOCAL_SGD, 3, local_steps=2)),
+}
 QUIET = Epoch(evaluations=())
 
 SHAPES = {
@@ -29,7 +34,7 @@ SHAPES = {
     "one pserver refuses some pushes": {"poison": True},
     "one pserver refuses parts of some pushes": {"poison": True, "message_bytes": 48},
     "some batches contribute nothing": {"skips": True, "reads_before_skipping": True},
-    "some batches are not even read": {"skips": True, "update": 1},
+    "some batches are not even read": {"skips": True, "batches": 1},
     "epochs have data of other sizes": {
         "epochs": (Epoch(30, 3), Epoch(1, 1), Epoch(0, 2), Epoch(16, 5)),
         "loops": (4,),
@@ -47,10 +52,24 @@ SHAPES = {
     "rows are met while computing only": {"pulls_late": True},
     "numbers are short on the wire": {"wire": Wire.BFLOAT16},
     "scripts begin with other values": {"differ_at_first": True},
-    "steps have one task": {"update": 1},
-    "steps have many tasks": {"update": 5},
-    "the next batch is pulled ahead": {"ahead": True},
+    "steps have one task": {"batches": 1},
+    "steps have many tasks": {"batches": 5},
     "late tasks are handed out again soon": {"backup_after_s": 0.3},
+}
+OF_ONE_RULE = {
+    "sync whose steps do without late tasks": ("sync", {"drop_after_s": 0.4}),
+    "sync whose late tasks are handed out again before that": ("sync", {"drop_after_s": 1.0, "backup_after_s": 0.3}),
+    "async that pulls ahead": ("async", {"ahead": True}),
+    "async with groups of batches": ("async", {"batches": 4, "push_every": 2}),
+    "async with uneven groups": ("async", {"batches": 4, "push_every": 3, "ahead": True}),
+    "async with groups that are cut and refused": ("async", {"push_every": 3, "poison": True, "message_bytes": 48}),
+    "async with groups of which some batches contribute nothing": ("async", {"push_every": 3, "skips": True}),
+    "async that pulls now and then": ("async", {"batches": 4, "pull_every": 3}),
+    "async in which nobody is ahead": ("async", {"max_staleness": 0}),
+    "async in which nobody is far ahead, in groups": ("async", {"max_staleness": 2, "push_every": 2, "ahead": True}),
+    "async that is left in a group": ("async", {"push_every": 3, "epochs": (Epoch(leave=Leave(4, True)), Epoch())}),
+    "local steps whose tasks have one batch": ("local_sgd", {"local_steps": 1}),
+    "local steps that are left in a task": ("local_sgd", {"epochs": (Epoch(leave=Leave(0, True)), Epoch())}),
 }
 
 
@@ -61,10 +80,10 @@ def run(schedule):
 
 
 def shaped(plan, changes):
-    changes = dict(changes)
-    batches = changes.pop("update", plan.update.batches)
-    update = UpdateSpec(plan.update.name, batches, changes.pop("backup_after_s", None))
-    return replace(plan, update=update, **changes)
+    """A plan with these changes to it or to its update rule."""
+    of_rule = {name: value for name, value in changes.items() if name in UpdateSpec.__struct_fields__}
+    update = msgspec.structs.replace(plan.update, **of_rule)
+    return replace(plan, update=update, **{name: v for name, v in changes.items() if name not in of_rule})
 
 
 @pytest.mark.parametrize("rule", UpdateName)
@@ -73,14 +92,20 @@ def test_jobs_of_any_shape_that_are_hurt_keep_what_is_promised(seed, rule):
         run(Schedule.drawn(one, rule))
 
 
-@pytest.mark.parametrize("plan", [SYNC, ASYNC], ids=["sync", "async"])
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
 @pytest.mark.parametrize("changes", SHAPES.values(), ids=SHAPES)
 def test_so_do_jobs_where(seed, plan, changes):
     for one in range(seed, seed + OF_EACH):
         run(Schedule.drawn(one, plan=shaped(plan, changes)))
 
 
-@pytest.mark.parametrize("plan", [SYNC, ASYNC], ids=["sync", "async"])
+@pytest.mark.parametrize(("name", "changes"), OF_ONE_RULE.values(), ids=OF_ONE_RULE)
+def test_so_do_jobs_under(seed, name, changes):
+    for one in range(seed, seed + OF_EACH):
+        run(Schedule.drawn(one, plan=shaped(PLANS[name], changes)))
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
 def test_a_job_that_nothing_happens_to_ends_as_promised(plan):
     for pservers, trainers in ((1, 1), (3, 4), (9, 2)):
         world = run(Schedule(1, plan, pservers, trainers, CALM))

@@ -16,11 +16,13 @@ from evergrad.messages import (
     AskStatus,
     AsyncTask,
     BreakDone,
+    CloseEpoch,
     Commit,
     Committed,
     DataSpec,
     Deposed,
     Ended,
+    EpochClosed,
     EpochIs,
     EvalDone,
     EvalTask,
@@ -112,6 +114,8 @@ class Job:
             answer = Restored(message.term, message.generation, place, message.member, INIT_STEP)
         elif isinstance(message, Commit):
             answer = Committed(message.term, message.generation, place, message.step)
+        elif isinstance(message, CloseEpoch):
+            answer = EpochClosed(message.term, message.generation, place, message.epoch)
         else:
             return
         self.take(self.master.handle(address, answer, self.now))

@@ -11,6 +11,7 @@ import evergrad as eg
 
 NAMES = (
     *("SGD", "RowWiseAdagrad", "AdamW", "FTRL", "Adagrad", "Adam", "Async", "Embedding", "EmbeddingBag", "Job", "Sync"),
+    "LocalSGD",
     *("data", "errors", "hash_ids", "init", "init_rows", "load_model", "metrics"),
 )
 

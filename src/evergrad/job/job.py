@@ -4,8 +4,7 @@ import hashlib
 import os
 import warnings
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any
 from weakref import ref
@@ -23,13 +22,13 @@ from evergrad.data.order import epoch_order
 from evergrad.errors import ConfigError, EvergradError
 from evergrad.job.alignment import aligned
 from evergrad.job.arguments import added, data_of, folder_of, frames_to_the_script, numbers_of, partials, seed_of
+from evergrad.job.asynchronous import AsyncTasks
 from evergrad.job.batch import Fetched, OpenBatch, seed_generators
 from evergrad.job.bound import BoundModel, Version
 from evergrad.job.dense import NotFinite, Rules
-from evergrad.job.embedded import MASTER as LOCAL_MASTER
-from evergrad.job.embedded import LocalNetwork
 from evergrad.job.numerics import fingerprint
 from evergrad.job.optimizer import JobOptimizer
+from evergrad.job.rows import HeldRows
 from evergrad.job.saving import save_tables
 from evergrad.messages import (
     INIT_STEP,
@@ -42,14 +41,12 @@ from evergrad.messages import (
     EvalDone,
     EvalTask,
     InitTask,
-    Member,
     Over,
     Partial,
     SaveDone,
     SaveTask,
     Schema,
     SyncTask,
-    TableKeys,
     TotalsAre,
     TrainDone,
     Want,
@@ -60,13 +57,11 @@ from evergrad.messages import (
     Wire,
 )
 from evergrad.metrics import mean, result
+from evergrad.optim import fixed_rate
 from evergrad.trainer import session as sessions
-from evergrad.trainer.cutting import MESSAGE_BYTES
-from evergrad.trainer.driver import Driver
-from evergrad.trainer.exchange import Exchange, Flow
-from evergrad.trainer.session import Session
-from evergrad.trainer.trainer import Answer, Identity, PushRefused, RowGrads, SpanGrads, Trainer, Void
-from evergrad.update import Async, Sync, Update
+from evergrad.trainer.session import AtTask, Session
+from evergrad.trainer.trainer import Answer, PushRefused, Void
+from evergrad.update import Async, LocalSGD, Sync, Update
 
 Batches = Generator[Any, None, None]
 
@@ -87,7 +82,7 @@ def init(update: Update | None = None, *, seed: int = 0, threads: int = 1, wire:
         ConfigError: an argument that makes no sense, or the job refuses this process.
     """
     if not isinstance(update, Update | None):
-        raise ConfigError(f"update is {update!r}; give eg.Sync(...) or eg.Async(...)")
+        raise ConfigError(f"update is {update!r}; give eg.Sync(...), eg.Async(...) or eg.LocalSGD(...)")
     spec = (Sync() if update is None else update).spec()
     seed = seed_of(os.environ.get(sessions.SEED, seed))
     threads = whole_number("threads", threads, least=1)
@@ -95,20 +90,18 @@ def init(update: Update | None = None, *, seed: int = 0, threads: int = 1, wire:
         raise ConfigError(f"wire is {wire!r}; give one of {', '.join(Wire)}")
     torch.set_num_threads(threads)
     is_embedded = sessions.MASTER not in os.environ
-    session = embedded_session() if is_embedded else sessions.connect(os.environ, fingerprint())
+    session = _embedded() if is_embedded else sessions.connect(os.environ, fingerprint())
     seed_generators(seed)
     is_ahead = isinstance(update, Async) and update.ahead
-    return Job(session, Schema(seed, spec, (), (), Wire(wire)), is_embedded, is_ahead)
+    local = update if isinstance(update, LocalSGD) else None
+    return Job(session, Schema(seed, spec, (), (), Wire(wire)), is_embedded, is_ahead, local)
 
 
-def embedded_session(pservers: int = 1, message_bytes: int = MESSAGE_BYTES) -> Session:
-    """A job inside this process with so many pservers, its one trainer, and messages of about this size at most."""
-    exchange, network = Exchange(), LocalNetwork(pservers)
-    identity = Identity("trainer-0", os.getpid(), "")
-    trainer = Trainer(exchange, LOCAL_MASTER, identity, lambda: Member("trainer-0"), message_bytes)
-    driver = Driver(exchange, network)
-    driver.run(trainer.join())
-    return Session(trainer, driver)
+def _embedded() -> Session:
+    # Imported here: a trainer among other processes starts without the master, and sooner.
+    from evergrad.job.embedded import embedded_session
+
+    return embedded_session()
 
 
 class Job:
@@ -118,10 +111,18 @@ class Job:
     the job ends elsewhere, the script is left by a `SystemExit`.
     """
 
-    def __init__(self, session: Session, schema: Schema, is_embedded: bool, is_ahead: bool = False) -> None:
-        self._session = session
+    def __init__(
+        self,
+        session: Session,
+        schema: Schema,
+        is_embedded: bool,
+        is_ahead: bool = False,
+        local: LocalSGD | None = None,
+    ) -> None:
+        self._session, self._local = session, local
         self._schema = schema
-        self._is_embedded, self._is_ahead = is_embedded, is_ahead
+        self._is_embedded = is_embedded
+        self._async = AsyncTasks(session, is_ahead, self._enter, self._warn_if_no_step, self._warn)
         self._bound: BoundModel | None = None
         self._optimizer: JobOptimizer | None = None
         self._until = 0
@@ -132,7 +133,6 @@ class Job:
         self._done: Done | None = None
         self._batch: OpenBatch | None = None
         self._is_evaluating = False
-        self._pushing: tuple[AsyncTask, int, Flow[None]] | None = None
         self._loop: Callable[[], Batches | None] = lambda: None
         self._warned: set[str] = set()
 
@@ -140,6 +140,8 @@ class Job:
 
     def optimizer(self, model: nn.Module, *, dense: Rules | None = None, sparse: Rules | None = None) -> JobOptimizer:
         """Bind the job's model; returns a `torch.optim.Optimizer` whose steps are taken on the pservers.
+
+        With `LocalSGD` they are taken here, with these rules in place of its `inner=`.
 
         Args:
             model: any torch model; its `eg.Embedding` and `eg.EmbeddingBag` modules are the tables.
@@ -153,11 +155,14 @@ class Job:
             raise ConfigError(
                 "job.optimizer() was called twice; a job trains one model, so put its parts into one module"
             )
-        bound = BoundModel(self._session, model, dense, sparse, self._schema.wire)
+        local = self._local
+        if local is not None:
+            dense, sparse = local.inner if dense is None else dense, local.inner if sparse is None else sparse
+        bound = BoundModel(self._session, model, dense, sparse, self._schema.wire, local)
         optimizer = JobOptimizer(self, bound.groups, bound.table_rules())
-        groups = tuple(group.spec for group in bound.groups)
-        rates = optimizer.fixed_rates()
-        schema = msgspec.structs.replace(self._schema, tables=bound.tables, groups=groups, rates=rates)
+        groups, inner = tuple(group.spec for group in bound.groups), bound.inner_rules()
+        rates = optimizer.fixed_rates() + (() if local is None else (fixed_rate(local.outer),))
+        schema = msgspec.structs.replace(self._schema, tables=bound.tables, groups=groups, rates=rates, inner=inner)
         self._session.driver.run(self._session.trainer.agree(schema, bound.initial_digest()))
         self._schema, self._bound, self._optimizer = schema, bound, optimizer
         return optimizer
@@ -223,7 +228,11 @@ class Job:
         try:
             while True:
                 task = self._ask(WantBatch(epoch, spec))
+                if isinstance(task, SyncTask | AsyncTask):
+                    self._session.task = AtTask(task.generation, task.attempt)
                 match task:
+                    case SyncTask() if self._local is not None:
+                        yield from self._local_task(task, data, spec, shuffle)
                     case SyncTask():
                         yield from self._sync_task(task, data, spec, shuffle)
                     case AsyncTask():
@@ -256,61 +265,55 @@ class Job:
             if is_done and not batch.is_void:
                 self._done = TrainDone(task.generation, task.attempt, batch.contributed, batch.metrics)
 
-    def _async_task(self, task: AsyncTask, data: Dataset, spec: DataSpec, shuffle: bool) -> Batches:
+    def _local_task(self, task: SyncTask, data: Dataset, spec: DataSpec, shuffle: bool) -> Batches:
+        """The batches of a task, each a step taken here; what they come to is handed in at the end, or at a `break`."""
         ids = epoch_order(spec.samples, self._schema.seed, task.epoch, np.arange(task.start, task.stop), shuffle)
-        count = -(-ids.size // spec.batch_size)
+        local, at = self._check_bound("batches").local, Version(task.generation, task.step)
         metrics: dict[str, Partial] = {}
-
-        def fetch(number: int) -> Fetched:
-            part = ids[number * spec.batch_size : (number + 1) * spec.batch_size]
-            seed = self._mixed_seed("task", task.epoch, task.first + number, 0)
-            return self._fetch(Version(task.generation, NEWEST), data, part, seed, training=True)
-
-        ahead: Fetched | None = None
         try:
-            for number in range(self._session.driver.run(self._session.trainer.where(task)), count):
-                fetched = ahead or fetch(number)
-                ahead = fetch(number + 1) if self._is_ahead and number + 1 < count else None
-                batch = OpenBatch(task, task.first + number, fetched.samples, number)
-                yield self._enter(batch, fetched)
-                self._warn_if_no_step(batch)
-                if not batch.contributed:
-                    self._push_batch(task, number)
-                if ahead is None:
-                    self._finish_push()
-                metrics = added(metrics, batch.metrics)
+            for number, start in enumerate(range(0, ids.size, spec.batch_size), task.first):
+                self._session.driver.check()
+                part = ids[start : start + spec.batch_size]
+                batch = OpenBatch(task, number, part.size)
+                seed = self._mixed_seed("task", task.epoch, number, task.index)
+                opened = self._enter(batch, self._fetch(at, data, part, seed, training=True))
+                try:
+                    yield opened
+                    self._warn_if_no_step(batch)
+                finally:
+                    metrics = added(metrics, batch.metrics)
+            self._done = self._hand_in(task, metrics)
         except GeneratorExit:
-            with suppress(Void):
-                self._finish_push()
+            if local.samples:
+                self._done = self._hand_in(task, metrics)
             raise
         except Void:
             return
         finally:
-            self._pushing = None
-        self._done = TrainDone(task.generation, task.attempt, True, metrics)
+            local.forget()
 
-    def _push_batch(
-        self,
-        task: AsyncTask,
-        number: int,
-        rows: Sequence[RowGrads] = (),
-        spans: Sequence[SpanGrads] = (),
-        evict: Sequence[TableKeys] = (),
-    ) -> None:
-        """Start to push a batch, once the one before is applied."""
-        self._finish_push()
-        flow = self._session.driver.start(self._session.trainer.push_batch(task, number, rows, spans, evict))
-        self._pushing = task, number, flow
+    def _hand_in(self, task: SyncTask, metrics: dict[str, Partial]) -> TrainDone | None:
+        """Push what the steps of a task have come to; returns what to report, or None if it counts no more."""
+        contributed = False
+        try:
+            contributed = self._check_bound("batches").push_difference(task)
+        except Void:
+            return None
+        except (NotFinite, PushRefused) as exc:
+            self._warn(f"the batches of a task were left out: {exc}")
+        return TrainDone(task.generation, task.attempt, contributed, metrics)
 
-    def _finish_push(self) -> None:
-        """Wait until the batch on its way is applied; one that is refused counts as done with nothing in it."""
-        while self._pushing is not None:
-            (task, number, flow), self._pushing = self._pushing, None
-            try:
-                self._session.driver.run(flow)
-            except PushRefused as exc:
-                self._warn(f"a batch was left out: {exc}")
-                self._push_batch(task, number)
+    def _async_task(self, task: AsyncTask, data: Dataset, spec: DataSpec, shuffle: bool) -> Batches:
+        ids = epoch_order(spec.samples, self._schema.seed, task.epoch, np.arange(task.start, task.stop), shuffle)
+
+        def fetch(number: int, held: HeldRows | None) -> Fetched:
+            part = ids[number * spec.batch_size : (number + 1) * spec.batch_size]
+            seed = self._mixed_seed("task", task.epoch, task.first + number, 0)
+            return self._fetch(Version(task.generation, NEWEST), data, part, seed, training=True, held=held)
+
+        metrics = yield from self._async.run(task, self._schema, -(-ids.size // spec.batch_size), fetch)
+        if metrics is not None:
+            self._done = TrainDone(task.generation, task.attempt, True, metrics)
 
     def evaluate(self, fn: Callable[[Any], Mapping[str, Any]], dataset: object, batch_size: int) -> dict[str, Any]:
         """Evaluate the model as it is now, the work shared out among the trainers; all get the same totals.
@@ -445,18 +448,23 @@ class Job:
             raise ConfigError("optimizer.step() outside job.batches(); call it once for each batch, inside the loop")
         if batch.has_stepped:
             raise ConfigError(
-                "optimizer.step() was called twice for one batch; to accumulate, raise batches_per_step instead"
+                "optimizer.step() was called twice for one batch; to accumulate, raise batches_per_step or the batch"
+                " size instead"
             )
         assert self._optimizer is not None
         batch.has_stepped = True
         try:
-            rows, spans = bound.contribution(self._optimizer)
-            task, trainer = batch.task, self._session.trainer
-            if isinstance(task, SyncTask):
+            update, task = self._schema.update, batch.task
+            if self._local is not None:
+                bound.step_locally(self._optimizer, batch.samples, batch.evict)
+            elif isinstance(task, SyncTask):
+                rows, spans = bound.contribution(self._optimizer)
+                trainer = self._session.trainer
                 push = trainer.push(task, task.step, task.index, batch.samples, rows, spans, batch.evict)
                 self._session.driver.run(push)
             else:
-                self._push_batch(task, batch.number, rows, spans, batch.evict)
+                rows, spans = bound.contribution(self._optimizer, update.push_every == 1, update.pull_every > 1)
+                self._async.contribute(batch, rows, spans)
             batch.contributed = True
         except Void:
             batch.is_void = True
@@ -473,6 +481,7 @@ class Job:
     def _ask(self, want: Want) -> Answer:
         """What to do next; hands in the initial values on the way if it falls to this trainer."""
         self._close_batch()
+        self._session.task = None
         while True:
             done, self._done = self._done, None
             answer = self._session.driver.run(self._session.trainer.ask(want, done))
@@ -489,12 +498,20 @@ class Job:
             return None
         return TrainDone(task.generation, task.attempt, True, {})
 
-    def _fetch(self, at: Version, data: Dataset, ids: NDArray[np.int64], seed: int, training: bool) -> "Fetched":
-        """Fetch a batch and ask for what it needs of the model."""
+    def _fetch(
+        self,
+        at: Version,
+        data: Dataset,
+        ids: NDArray[np.int64],
+        seed: int,
+        training: bool,
+        held: HeldRows | None = None,
+    ) -> "Fetched":
+        """Fetch a batch and ask for what it needs of the model, but for what is held."""
         bound = self._check_bound("batches")
         seed_generators(seed)
         batch = aligned(data.fetch(ids))
-        return Fetched(batch, bound.request(at, batch, training), seed, ids.size)
+        return Fetched(batch, bound.request(at, batch, training, held), seed, ids.size)
 
     def _enter(self, batch: "OpenBatch | None", fetched: "Fetched") -> Any:
         """Put what a batch needs into the model; raises `Void` if the version has passed."""

@@ -22,6 +22,7 @@ class Plan:
     seed: int | None = None
     log_dir: Path = Path("evergrad-logs")
     max_restarts: int = 10
+    max_failures: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,8 @@ class Commands:
     def master(self, address_file: Path) -> Command:
         """The master, on a free port that it writes into `address_file`."""
         options = ("--listen", ANY_PORT, "--job", self.job, "--pservers", str(self.plan.pservers))
-        argv = (*self.programs.master, *options, "--address-file", str(address_file))
+        failures = () if self.plan.max_failures is None else ("--max-failures", str(self.plan.max_failures))
+        argv = (*self.programs.master, *options, *failures, "--address-file", str(address_file))
         return self._command("master", Role.MASTER, argv, echo=False)
 
     def pserver(self, place: int, master: Address) -> Command:
@@ -62,10 +64,14 @@ class Commands:
 
     def trainer(self, index: int, master: Address) -> Command:
         """A trainer; what it prints is shown."""
-        name = f"trainer-{index}"
+        name = self.trainer_name(index)
         seed = () if self.plan.seed is None else ("--seed", str(self.plan.seed))
         argv = (*self.programs.trainer, *self._joining(master, name), *seed, self.plan.script, *self.plan.args)
         return self._command(name, Role.TRAINER, argv, echo=True)
+
+    def trainer_name(self, index: int) -> str:
+        """What people call the launcher's own trainers."""
+        return f"trainer-{index}"
 
     def _joining(self, master: Address, name: str) -> tuple[str, ...]:
         return "--master", master, "--job", self.job, "--name", name

@@ -3,7 +3,7 @@
 import os
 import signal
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
@@ -98,7 +98,8 @@ class Launcher:
         self._processes: dict[str, Process] = {}
         self._due: dict[str, tuple[float, Command]] = {}
         self._confirm_by: dict[str, float] = {}
-        self._restarts: Counter[str] = Counter()
+        self._restarts: defaultdict[str, list[float]] = defaultdict(list)
+        self._uncounted: set[str] = set()
         self._link: MasterLink | None = None
         self._phase = Phase.STARTING
         self._deadline = float("inf")
@@ -196,7 +197,7 @@ class Launcher:
         status = self._link.status
         if status is None or status is known:
             return
-        self._console.show(status, self._restarts, now)
+        self._console.show(status, self._restart_counts(), now)
         if status.ended and self._phase is Phase.RUNNING:
             self._due.clear()
             self._outcome = decide.Finish(decide.FAILED if status.failure else 0, status.failure)
@@ -239,11 +240,12 @@ class Launcher:
 
     def _act(self, process: Process, status: int, now: float) -> None:
         name = process.command.name
-        match decide.decide(self._facts(process.command, status)):
-            case decide.Restart(after_s):
-                how = decide.how(status)
-                self._console.line(f"{name} (pid {process.pid}) {how}; it starts again in {after_s:g} s")
+        match decide.decide(self._facts(process.command, status, now)):
+            case decide.Restart(after_s, reason):
+                self._console.line(f"{name} (pid {process.pid}) {reason}")
                 self._due[name] = (now + after_s, process.command)
+                if status == decide.RAISED:
+                    self._uncounted.add(name)
             case decide.LetGo(reason):
                 self._console.line(f"{name} (pid {process.pid}) {reason}")
             case decide.Confirm():
@@ -251,14 +253,25 @@ class Launcher:
             case decide.Finish(code, reason):
                 self._finish(code, self._reason(process, code, reason))
 
-    def _facts(self, command: Command, status: int) -> decide.End:
+    def _facts(self, command: Command, status: int, now: float) -> decide.End:
         return decide.End(
             role=command.role,
             status=status,
-            restarts=self._restarts[command.name],
+            restarts_s=tuple(now - at for at in self._restarts[command.name]),
             max_restarts=self._commands.plan.max_restarts,
-            others=len(self._of(Role.TRAINER)) + len(self._due),
+            others=self._other_trainers(now),
         )
+
+    def _other_trainers(self, now: float) -> int:
+        """The trainers that run or soon will, also those that were added by hand."""
+        soon = [at for at, _ in self._due.values() if at <= now + decide.LONGEST_BACKOFF_S]
+        ours = {self._commands.trainer_name(index) for index in range(self._commands.plan.trainers)}
+        members = self.status.members if self.status else ()
+        added = [m for m in members if m.role is Role.TRAINER and m.name not in ours]
+        return len(self._of(Role.TRAINER)) + len(soon) + len(added)
+
+    def _restart_counts(self) -> dict[str, int]:
+        return {name: len(times) for name, times in self._restarts.items() if times}
 
     def _reason(self, process: Process, code: int, reason: str | None) -> str | None:
         command = process.command
@@ -273,7 +286,10 @@ class Launcher:
         for name, (at, command) in list(self._due.items()):
             if now >= at:
                 del self._due[name]
-                self._restarts[name] += 1
+                if name in self._uncounted:
+                    self._uncounted.remove(name)
+                else:
+                    self._restarts[name].append(now)
                 self._start_process(command)
 
     def _confirm(self, now: float) -> None:
@@ -344,7 +360,7 @@ class Launcher:
         return view.Ending(
             exit_status=outcome.status,
             wall_s=time.monotonic() - self._began,
-            restarts=dict(self._restarts),
+            restarts=self._restart_counts(),
             failure=said or outcome.reason if 0 < outcome.status < 128 else None,
             folder=str(self._commands.folder),
         )

@@ -5,6 +5,7 @@ import logging
 import os
 from pathlib import Path
 
+from evergrad.master.failures import MAX_FAILURES
 from evergrad.master.master import Master
 from evergrad.messages import Send
 from evergrad.wire.process import PARENT, is_orphan, log_to_stderr, on_sigterm, run, serve, write_atomically
@@ -59,9 +60,10 @@ def main() -> int:
     parser.add_argument("--pservers", type=int, default=1, help="how many pservers the job has")
     parser.add_argument("--address-file", type=Path, help="write the address listened on to this file")
     parser.add_argument("--lease", type=float, default=LEASE_S, help="seconds of silence until a member counts as dead")
+    parser.add_argument("--max-failures", type=int, default=MAX_FAILURES, help="attempts at a task that may fail")
     options = parser.parse_args()
     log_to_stderr()
-    process = Process(Master(options.job, options.pservers, options.lease))
+    process = Process(Master(options.job, options.pservers, options.lease, max_failures=options.max_failures))
     listener = Listener(options.job, new_member("master"), options.listen)
     listener.counters = process.master.counters  # what the wire refuses is counted in the job's status too
     try:

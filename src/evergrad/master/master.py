@@ -7,7 +7,9 @@ does next and when a step is complete, `pservers` what they still have to acknow
 from collections import Counter
 
 from evergrad.master.dispatch import AttemptNumbers
+from evergrad.master.failures import MAX_FAILURES, Failures
 from evergrad.master.members import Members, MemberState
+from evergrad.master.pace import Behind
 from evergrad.master.progress import Progress
 from evergrad.master.pservers import Pservers
 from evergrad.master.schema import difference
@@ -21,11 +23,13 @@ from evergrad.messages import (
     AskLeader,
     AskStatus,
     BreakDone,
+    CloseEpoch,
     Commit,
     Committed,
     Deposed,
     Done,
     Ended,
+    EpochClosed,
     Exited,
     Generation,
     Heartbeat,
@@ -35,12 +39,14 @@ from evergrad.messages import (
     LeaderIs,
     Leave,
     Left,
+    MayBegin,
     Member,
     Message,
     Missing,
     Noted,
     Place,
     PserverAt,
+    Raised,
     Refused,
     ReportMetrics,
     Request,
@@ -64,7 +70,7 @@ PAUSE_S = 1.0
 SILENT_S = 2.0
 """A pserver not heard of for longer is shown as waited for."""
 
-FromMember = Heartbeat | Leave | Agree | Ask | AskLeader | ReportMetrics
+FromMember = Heartbeat | Leave | Agree | Ask | MayBegin | AskLeader | ReportMetrics
 
 
 class Master:
@@ -75,13 +81,22 @@ class Master:
         pservers: how many places there are.
         lease_s: silence after which a member counts as dead.
         term: this master's term.
+        max_failures: how many attempts at a task may fail.
 
     Invariants:
-    1. A member has one open request; asked again under the same id, it gets the same answer.
+    1. A member has one open request; asked again under the same id, it gets the same answer. Whether it may begin
+       another batch it asks besides, and is answered by what holds then.
     2. `failure` is set once, with `is_over`; from then on every request is answered with it.
     """
 
-    def __init__(self, job: str, pservers: int, lease_s: float, term: Term = FIRST_TERM) -> None:
+    def __init__(
+        self,
+        job: str,
+        pservers: int,
+        lease_s: float,
+        term: Term = FIRST_TERM,
+        max_failures: int = MAX_FAILURES,
+    ) -> None:
         self.is_over = False
         self.failure: str | None = None
         self.members = Members(lease_s)
@@ -98,7 +113,9 @@ class Master:
         self._finished: set[Member] = set()
         self._waiting: dict[Member, tuple[str, Ask | Agree]] = {}
         self._answered: dict[Member, Message] = {}
+        self._pausing: dict[Member, tuple[str, MayBegin, float]] = {}
         self._progress = Progress()
+        self._failures = Failures(max_failures)
         self._ticked_s: float | None = None
 
     # -- messages ------------------------------------------------------------------------------------------------------
@@ -109,7 +126,7 @@ class Master:
         match message:
             case Join():
                 answer = self._join(message, now_s)
-            case Heartbeat() | Leave() | Agree() | Ask() | AskLeader() | ReportMetrics():
+            case Heartbeat() | Leave() | Agree() | Ask() | MayBegin() | AskLeader() | ReportMetrics():
                 answer = self._from_member(src, message, now_s)
             case Restored():
                 if self._pservers is not None and message.generation == self._generation:
@@ -117,6 +134,9 @@ class Master:
             case Committed():
                 if self._pservers is not None and message.generation == self._generation:
                     self._pservers.committed(message)
+            case EpochClosed():
+                if self._pservers is not None and message.generation == self._generation:
+                    self._closed(self._pservers, message)
             case Missing() if message.generation == self._generation:
                 self.end(f"pserver {message.place} lacks a push that step {message.step} names; please report this bug")
             case Deposed() if message.term > self._term:
@@ -140,6 +160,8 @@ class Master:
         """
         if self._ticked_s is not None and now_s - self._ticked_s > PAUSE_S:
             self.members.excuse(now_s - self._ticked_s, now_s)
+            if self._script is not None:
+                self._script.training.excuse(now_s - self._ticked_s)
         self._ticked_s = now_s
         for dead in self.members.silent(now_s):
             self._drop(dead, f"was silent for {now_s - dead.seen_s:.1f} s")
@@ -149,8 +171,10 @@ class Master:
         return sends
 
     def _due(self, now_s: float) -> list[Send]:
-        """Everything that can now be answered, and what the pservers have not acknowledged."""
+        """Everything that can now be decided and answered, and what the pservers have not acknowledged."""
         sends = []
+        if self._script is not None:
+            self._decide(self._script, now_s)
         for member, (src, message) in list(self._waiting.items()):
             answer = self._agree(message) if isinstance(message, Agree) else self._choose(message, now_s)
             if answer is not None:
@@ -158,8 +182,36 @@ class Master:
                 self._answered[member] = answer
                 self.members[member].answered_s = now_s
                 sends.append(Send(src, answer))
+        if self._script is not None:
+            sends += self._let_begin(self._script)
         if self._pservers is not None and not self.is_over:
             sends += self._pservers.due(now_s)
+        return sends
+
+    def _decide(self, script: Script, now_s: float) -> None:
+        """The commit of the present step, and the end of an epoch, once they wait for nothing more."""
+        if self.is_over:
+            return
+        if (decided := script.decide(now_s)) is not None:
+            self._progress.drop(decided.dropped)
+            self._commit(decided)
+        if (epoch := script.training.over()) is not None:
+            assert self._pservers is not None
+            self._pservers.tell(CloseEpoch(self._term, self._generation, epoch))
+
+    def _closed(self, pservers: Pservers, message: EpochClosed) -> None:
+        pservers.closed(message)
+        if self._script is not None and pservers.have_acknowledged:
+            self._script.training.settle()
+
+    def _let_begin(self, script: Script) -> list[Send]:
+        """Answers to those who wait for a slower trainer, or whose task counts no more."""
+        sends = []
+        script.settle()
+        for member, (src, ask, _) in list(self._pausing.items()):
+            if (answer := self._may_begin(script, ask)) is not None:
+                del self._pausing[member]
+                sends.append(Send(src, answer))
         return sends
 
     # -- members -------------------------------------------------------------------------------------------------------
@@ -200,8 +252,7 @@ class Master:
             return HeartbeatReply(message.request, self._term, self._generation, known, self.is_over, self.failure)
         if isinstance(message, Leave):
             if message.failure is not None and (state is not None or self.members.is_gone(message.member)):
-                name = state.name if state is not None else message.member
-                self.end(f"in {name} the script {message.failure}")
+                self._failed(state.name if state is not None else message.member, message.failure, message.raised)
             if state is not None:
                 self._drop(state, "said goodbye")
             return Left(message.request)
@@ -213,6 +264,8 @@ class Master:
             case ReportMetrics():
                 self._progress.report(message.epoch, message.metrics)
                 return Noted(message.request)
+            case MayBegin():
+                return self._ask_to_begin(src, message, now_s)
             case Agree() | Ask():
                 return self._open_request(src, message, now_s)
 
@@ -225,12 +278,51 @@ class Master:
         waiting = self._waiting.get(message.member)
         if waiting is not None and message.request <= waiting[1].request:
             return None
+        self._pausing.pop(message.member, None)
         if isinstance(message, Ask):
             if message.done is not None:
                 self._done(message.done, now_s)
             self._release(message.member)
         self._waiting[message.member] = src, message
         return None
+
+    def _ask_to_begin(self, src: str, message: MayBegin, now_s: float) -> Message | None:
+        """What it tells of its own batches may let others begin; `_due` answers them."""
+        if self._script is None:
+            return Unknown(message.request)
+        waiting = self._pausing.get(message.member)
+        if waiting is not None and message.request < waiting[1].request:
+            return None
+        answer = self._may_begin(self._script, message)
+        if answer is None:
+            self._pausing[message.member] = src, message, waiting[2] if waiting is not None else now_s
+        else:
+            self._pausing.pop(message.member, None)
+        return answer
+
+    def _may_begin(self, script: Script, ask: MayBegin) -> Message | None:
+        return Ended(ask.request, self.failure) if self.is_over else script.may_begin(ask)
+
+    def _failed(self, name: str, failure: str, raised: Raised | None) -> None:
+        """A trainer's script has raised: in a task, which others try then, or elsewhere, which ends the job."""
+        if raised is None:
+            self.end(f"in {name} the script {failure}")
+            return
+        script = self._script
+        if script is None or raised.generation != self._generation:
+            return
+        failed = script.failed(raised)
+        if failed is None:
+            return
+        if self._failures.is_last(failed):
+            script.set_aside(failed)
+        reason = self._failures.note(failed, raised.error)
+        self._progress.note_event(
+            f"in {name} the script raised {raised.error} in {failed.where} ({self._failures.words(failed)})"
+        )
+        self._progress.unlogged.append(f"in {name} the script {failure}")
+        if reason is not None:
+            self.end(f"{reason}; the last time, in {name}, it {failure}")
 
     def _exited(self, message: Exited) -> Message:
         state = self.members.named(message.name, message.pid)
@@ -244,6 +336,7 @@ class Master:
         self._release(state.member)
         self._waiting.pop(state.member, None)
         self._answered.pop(state.member, None)
+        self._pausing.pop(state.member, None)
         self._finished.discard(state.member)
         if self.is_over:
             return
@@ -272,6 +365,11 @@ class Master:
             return Ended(message.request, self.failure)
         if self._schema is None:
             self._schema = message.schema
+            if message.schema.update.keep_inner_state:
+                self._progress.note_event(
+                    "trainers keep their inner optimizers' state (keep_inner_state), so what is trained depends on who"
+                    " computes what: the same bits cannot be promised"
+                )
         elif reason := difference(self._schema, message.schema):
             self.counters["refused models"] += 1
             return Refused(message.request, reason)
@@ -294,11 +392,12 @@ class Master:
         if script is None or (not isinstance(done, BreakDone) and done.generation != self._generation):
             return
         if isinstance(done, TrainDone):
-            samples, decided = script.initial_or_step(done, now_s)
-            if samples:
-                self._progress.trained(script.training.number, samples, done.metrics, now_s)
-            if decided is not None:
+            if (decided := script.initial(done)) is not None:
                 self._commit(decided)
+            elif samples := script.trained(done, now_s):
+                self._progress.trained(script.training.number, samples, done.metrics, now_s)
+                self._failures.done()
+                self._decide(script, now_s)
             return
         if isinstance(done, BreakDone) and done.last is not None:
             self._done(done.last, now_s)
@@ -306,7 +405,7 @@ class Master:
 
     def _commit(self, decided: Decided) -> None:
         assert self._pservers is not None
-        self._pservers.commit(Commit(self._term, self._generation, decided.step, decided.chosen, None))
+        self._pservers.tell(Commit(self._term, self._generation, decided.step, decided.chosen, None))
 
     def _choose(self, ask: Ask, now_s: float) -> Message | None:
         """The answer to an ask, or None while there is none: it waits."""
@@ -335,11 +434,14 @@ class Master:
         return Ended(ask.request, self.failure) if self.is_over else None
 
     def _end_if_finished(self) -> None:
-        """Success: every trainer's script is at its end, and every pserver has applied the last step."""
+        """Every trainer's script is at its end, and every pserver has applied the last step.
+
+        That is success unless tasks were set aside.
+        """
         trainers = self.members.trainers()
         is_applied = self._pservers is None or self._pservers.have_acknowledged
         if self._finished and is_applied and all(t.member in self._finished for t in trainers):
-            self.end(None)
+            self.end(self._failures.summary())
 
     def end(self, failure: str | None) -> None:
         """The job is over, with success if `failure` is None."""
@@ -377,6 +479,8 @@ class Master:
             notes=tuple(self._progress.notes),
             ended=self.is_over,
             failure=self.failure,
+            dropped=self._progress.dropped,
+            set_aside=tuple(self._failures.set_aside),
         )
 
     def _phase(self) -> str:
@@ -402,22 +506,36 @@ class Master:
             return f"pserver {silent[0]}, which is silent"
         if self._pservers is not None and (places := self._pservers.waits_for(now_s - SLOW_S)):
             return f"pserver {places[0]} to acknowledge what it was told"
+        paused = [member for member, (_, _, since_s) in self._pausing.items() if now_s - since_s > SLOW_S]
+        if paused and (behind := self._behind(paused[0])) is not None:
+            return (
+                f"{self._name(behind.member)}, {behind.batches} batches behind {self._name(paused[0])} (max_staleness)"
+            )
         slow = self._script.slow_task(now_s) if self._script is not None else None
         if self._script is None or slow is None:
             return self._idle_script(now_s)
         what, member, seconds = slow
-        name = self.members[member].name if member in self.members else "nobody"
         has_begun = self._script.training.number >= 0
-        return f"{what} at {name} for {seconds:.0f} s" if has_begun else f"{what} at {name}"
+        return f"{what} at {self._name(member)}" + (f" for {seconds:.0f} s" if has_begun else "")
 
     def _idle_script(self, now_s: float) -> str:
         """The trainer that has longest been left to its script, which asks for nothing."""
-        left = [t for t in self.members.trainers() if t.member not in self._waiting and t.answered_s < now_s - SLOW_S]
+        asking = self._waiting.keys() | self._pausing.keys()
+        left = [t for t in self.members.trainers() if t.member not in asking and t.answered_s < now_s - SLOW_S]
         return f"{min(left, key=lambda t: t.answered_s).name} to go on in its script" if left else ""
+
+    def _behind(self, member: Member) -> Behind | None:
+        """Whom a trainer waits for under bounded staleness."""
+        return self._script.behind(member) if self._script is not None and member in self._pausing else None
+
+    def _name(self, member: Member) -> str:
+        return self.members[member].name if member in self.members else "nobody"
 
     def _doing(self, member: Member) -> str:
         if member in self._finished:
             return "finished"
+        if (behind := self._behind(member)) is not None:
+            return f"waits for {self._name(behind.member)}, {behind.batches} batches behind"
         return self._script.doing.get(member, "") if self._script is not None else ""
 
 

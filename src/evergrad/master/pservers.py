@@ -1,12 +1,14 @@
-"""What the master has said to the pservers and not yet heard back: restores and the commit under way."""
+"""What the master has said to the pservers and not yet heard back: restores, commits, ends of epochs."""
 
 from collections import deque
 from math import inf
 
 from evergrad.messages import (
     Address,
+    CloseEpoch,
     Commit,
     Committed,
+    EpochClosed,
     Generation,
     Member,
     Message,
@@ -39,11 +41,11 @@ class Pservers:
         for p in at:
             self._open[p.address].append(Restore(term, generation, p.member, p.place, len(at), schema, None))
 
-    def commit(self, commit: Commit) -> None:
-        """Have a commit sent to all."""
+    def tell(self, message: Commit | CloseEpoch) -> None:
+        """Have this sent to all."""
         self._sent_s, self._told_s = -inf, inf
         for told in self._open.values():
-            told.append(commit)
+            told.append(message)
 
     def restored(self, message: Restored) -> None:
         """A pserver holds the generation's model."""
@@ -54,9 +56,14 @@ class Pservers:
 
     def committed(self, message: Committed) -> None:
         """A pserver has applied a commit."""
-        address = next((p.address for p in self.at if p.place == message.place), None)
-        told = self._told(address) if address is not None else None
+        address, told = self._at(message.place)
         if address is not None and isinstance(told, Commit) and told.step == message.step:
+            self._acknowledge(address)
+
+    def closed(self, message: EpochClosed) -> None:
+        """A pserver knows that an epoch is over."""
+        address, told = self._at(message.place)
+        if address is not None and isinstance(told, CloseEpoch) and told.epoch == message.epoch:
             self._acknowledge(address)
 
     def due(self, now_s: float) -> list[Send]:
@@ -80,6 +87,11 @@ class Pservers:
     def waits_for(self, since_s: float) -> list[Place]:
         """The places that have had something to acknowledge since then."""
         return [p.place for p in self.at if self._open[p.address] and self._told_s <= since_s]
+
+    def _at(self, place: Place) -> tuple[Address | None, Message | None]:
+        """The address of a place, and what it has been told and not acknowledged."""
+        address = next((p.address for p in self.at if p.place == place), None)
+        return address, self._told(address) if address is not None else None
 
     def _told(self, address: Address) -> Message | None:
         told = self._open[address]

@@ -4,32 +4,37 @@ Every trainer runs the same script and says where it is in it; here is decided w
 evaluations and savings come in one order for all, whoever joins or leaves.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from typing import NamedTuple
 
 from evergrad.master.calls import Call, Evaluation, Saving
 from evergrad.master.dispatch import AttemptNumbers, TaskPool
-from evergrad.master.training import Now, Training
+from evergrad.master.pace import Behind
+from evergrad.master.training import AsyncEpoch, Failed, Now, Training
 from evergrad.messages import (
     INIT_STEP,
     NEWEST,
     Ask,
     Attempt,
+    Begin,
     BreakDone,
     DataSpec,
     EpochIs,
     EvalDone,
     EvalTask,
+    GiveUp,
     InitTask,
+    MayBegin,
     Member,
     Message,
     Over,
+    Raised,
     Refused,
     Request,
     SaveDone,
     SaveTask,
     TotalsAre,
     TrainDone,
-    UpdateName,
     UpdateSpec,
     WantBatch,
     WantEpoch,
@@ -41,11 +46,12 @@ SLOW_S = 1.0
 """A task pending for longer is shown as waited for."""
 
 
-class Decided:
-    """A commit that was decided: the step, and the pushes it is made of as (task, attempt)."""
+class Decided(NamedTuple):
+    """A commit that was decided: the step, the pushes it is made of as (task, attempt), and samples it does without."""
 
-    def __init__(self, step: int, chosen: Sequence[tuple[int, Attempt]]) -> None:
-        self.step, self.chosen = step, tuple(chosen)
+    step: int
+    chosen: tuple[tuple[int, Attempt], ...]
+    dropped: int = 0
 
 
 class Script:
@@ -65,7 +71,7 @@ class Script:
         self.training = Training(update, numbers)
         self.epochs = 0
         self.doing: dict[Member, str] = {}
-        self._is_sync = update.name is UpdateName.SYNC
+        self._is_sync = update.is_sync
         self._numbers = numbers
         self._initial = TaskPool([0], numbers, None)
         self._left_until = 0
@@ -74,22 +80,59 @@ class Script:
 
     # -- what is done --------------------------------------------------------------------------------------------------
 
-    def initial_or_step(self, done: TrainDone, now_s: float) -> tuple[int, Decided | None]:
-        """A task of training is reported done; returns the samples that count by it, and the commit it completes."""
-        if self._initial.finish(done.attempt):
-            if done.contributed:
-                return 0, Decided(INIT_STEP, [(0, done.attempt)])
-            self._initial = TaskPool([0], self._numbers, None)
-            return 0, None
+    def initial(self, done: TrainDone) -> Decided | None:
+        """The commit of the initial values, if it is these that are reported handed in."""
+        if not self._initial.finish(done.attempt):
+            return None
+        if done.contributed:
+            return Decided(INIT_STEP, ((0, done.attempt),))
+        self._initial = TaskPool([0], self._numbers, None)
+        return None
+
+    def trained(self, done: TrainDone, now_s: float) -> int:
+        """A task is reported done; returns the samples that count by it: 0 if it counts no more."""
+        epoch = self.training.epoch
+        return epoch.finish(done, now_s) if epoch is not None else 0
+
+    def decide(self, now_s: float) -> Decided | None:
+        """The commit of the present step, once it waits for nothing more."""
         training = self.training
         if training.epoch is None:
-            return 0, None
-        samples = training.epoch.finish(done, now_s)
+            return None
+        dropped = training.epoch.drop_late(now_s)
         chosen = training.epoch.commit()
         if chosen is None:
-            return samples, None
+            return None
         training.version += 1
-        return samples, Decided(training.version - 1, chosen)
+        return Decided(training.version - 1, tuple(chosen), dropped)
+
+    def settle(self) -> None:
+        """Whoever waits for a task has got one if there is any."""
+        if isinstance(self.training.epoch, AsyncEpoch):
+            self.training.epoch.settle()
+
+    def may_begin(self, ask: MayBegin) -> Begin | GiveUp | None:
+        """Whether a trainer may begin another batch of its task; None: it waits."""
+        epoch = self.training.epoch
+        may = epoch.may_begin(ask.member, ask.attempt, ask.done) if isinstance(epoch, AsyncEpoch) else None
+        if may is None:
+            return GiveUp(ask.request)
+        return Begin(ask.request) if may else None
+
+    def behind(self, member: Member) -> Behind | None:
+        """Whom a trainer that may not begin another batch waits for."""
+        epoch = self.training.epoch
+        return epoch.pace.behind(member) if isinstance(epoch, AsyncEpoch) and epoch.pace is not None else None
+
+    def failed(self, raised: Raised) -> Failed | None:
+        """The script has raised in a task; None if that attempt counts no more."""
+        epoch = self.training.epoch
+        return epoch.failed(raised.attempt, raised.batches) if epoch is not None else None
+
+    def set_aside(self, failed: Failed) -> None:
+        """The present epoch does without a task."""
+        assert self.training.epoch is not None
+        self.training.epoch.set_aside(failed.task)
 
     def take(self, done: EvalDone | SaveDone | BreakDone) -> None:
         """An evaluation, a saving or the leaving of a loop is reported."""

@@ -15,6 +15,7 @@ from evergrad.messages.members import (
     LeaderIs,
     Leave,
     Left,
+    Raised,
     Refused,
     Unknown,
 )
@@ -31,10 +32,12 @@ from evergrad.messages.model import (
     Wire,
 )
 from evergrad.messages.parameters import (
+    CloseEpoch,
     Commit,
     Committed,
     CountRows,
     Deposed,
+    EpochClosed,
     Export,
     Exported,
     ExportPart,
@@ -57,19 +60,22 @@ from evergrad.messages.parameters import (
     TableKeys,
     Where,
 )
-from evergrad.messages.status import AskStatus, MemberStatus, Noted, Status, StopJob
+from evergrad.messages.status import AskStatus, MemberStatus, Noted, SetAside, Status, StopJob
 from evergrad.messages.tasks import (
     Agree,
     Agreed,
     Ask,
     AsyncTask,
+    Begin,
     BreakDone,
     Done,
     Ended,
     EpochIs,
     EvalDone,
     EvalTask,
+    GiveUp,
     InitTask,
+    MayBegin,
     Over,
     Partial,
     PserverAt,
@@ -111,7 +117,7 @@ AnyMessage = (
     | Agree | Agreed | Ask | EpochIs | InitTask | SyncTask | AsyncTask | EvalTask | SaveTask | Over | TotalsAre
     | Ended | ReportMetrics | Restore | Restored | Commit | Committed | Missing | Deposed | Shutdown | Pull | Pulled
     | Stale | Push | PushBatch | Pushed | Full | Where | Here | Export | Exported | CountRows | RowCounts | AskStatus
-    | Status | StopJob | Noted
+    | Status | StopJob | Noted | MayBegin | Begin | GiveUp | CloseEpoch | EpochClosed
 )  # fmt: skip
 
 __all__ = [
@@ -127,7 +133,9 @@ __all__ = [
     "AskStatus",
     "AsyncTask",
     "Attempt",
+    "Begin",
     "BreakDone",
+    "CloseEpoch",
     "Commit",
     "Committed",
     "CountRows",
@@ -135,6 +143,7 @@ __all__ = [
     "Deposed",
     "Done",
     "Ended",
+    "EpochClosed",
     "EpochIs",
     "EvalDone",
     "EvalTask",
@@ -147,6 +156,7 @@ __all__ = [
     "Floats",
     "Full",
     "Generation",
+    "GiveUp",
     "GroupGrads",
     "GroupKind",
     "GroupSpan",
@@ -161,6 +171,7 @@ __all__ = [
     "LeaderIs",
     "Leave",
     "Left",
+    "MayBegin",
     "Member",
     "MemberStatus",
     "Message",
@@ -177,6 +188,7 @@ __all__ = [
     "Push",
     "PushBatch",
     "Pushed",
+    "Raised",
     "Refused",
     "ReportMetrics",
     "Request",
@@ -188,6 +200,7 @@ __all__ = [
     "SaveTask",
     "Schema",
     "Send",
+    "SetAside",
     "Shutdown",
     "Stale",
     "Status",

@@ -88,14 +88,29 @@ class UpdateName(StrEnum):
 
     SYNC = "sync"
     ASYNC = "async"
+    LOCAL_SGD = "local_sgd"
 
 
 class UpdateSpec(msgspec.Struct, frozen=True):
-    """How the pservers update: for `sync` the tasks of a step, for `async` the batches of a task."""
+    """How the pservers update: for `sync` the tasks of a step, for `async` the batches of a task.
+
+    For `local_sgd` it is the tasks of a step, which is a round. What the options mean is said in `update.py`.
+    """
 
     name: UpdateName
     batches: OneOrMore
     backup_after_s: float | None = None
+    drop_after_s: float | None = None
+    max_staleness: Count | None = None
+    push_every: OneOrMore = 1
+    pull_every: OneOrMore = 1
+    local_steps: OneOrMore = 1
+    keep_inner_state: bool = False
+
+    @property
+    def is_sync(self) -> bool:
+        """Whether parameters change by commits: of steps, or of the rounds of `local_sgd`."""
+        return self.name is not UpdateName.ASYNC
 
 
 class Wire(StrEnum):
@@ -115,6 +130,8 @@ class Schema(msgspec.Struct, frozen=True):
     """What all trainers of a job must agree on.
 
     `rates` are the learning rates of trained groups, then of tables; None for one that is a function of the step.
+    In `local_sgd` the rules of groups and tables are the outer one, whose rate comes last in `rates`; `inner` are the
+    trainers' own rules, of trained groups, then of tables.
     """
 
     seed: int
@@ -123,6 +140,7 @@ class Schema(msgspec.Struct, frozen=True):
     groups: tuple[GroupSpec, ...]
     wire: Wire = Wire.FLOAT32
     rates: tuple[float | None, ...] = ()
+    inner: tuple[RuleSpec, ...] = ()
 
 
 class DataSpec(msgspec.Struct, frozen=True):

@@ -4,7 +4,7 @@ from enum import StrEnum
 
 import msgspec
 
-from evergrad.messages.model import Schema
+from evergrad.messages.model import OneOrMore, Schema
 from evergrad.messages.types import (
     AnyArray,
     Attempt,
@@ -67,6 +67,23 @@ class Missing(Message, frozen=True):
     generation: Generation
     place: Place
     step: int
+
+
+class CloseEpoch(Message, frozen=True):
+    """Under `Async` an epoch is over: apply none of its batches any more."""
+
+    term: Term
+    generation: Generation
+    epoch: int
+
+
+class EpochClosed(Message, frozen=True):
+    """No batch of this epoch is applied any more."""
+
+    term: Term
+    generation: Generation
+    place: Place
+    epoch: int
 
 
 class Deposed(Message, frozen=True):
@@ -171,7 +188,10 @@ class Push(Message, frozen=True):
 
 
 class PushBatch(Message, frozen=True):
-    """What one batch of an asynchronous task contributes; applied when it is the task's next and all parts are here."""
+    """What `batches` batches of an asynchronous task, from `batch` on, contribute together.
+
+    Applied when that one is the task's next and all parts are here.
+    """
 
     request: Request
     generation: Generation
@@ -183,6 +203,7 @@ class PushBatch(Message, frozen=True):
     evict: tuple[TableKeys, ...] = ()
     part: int = 0
     parts: int = 1
+    batches: OneOrMore = 1
 
 
 class Pushed(Message, frozen=True):

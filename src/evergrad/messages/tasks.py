@@ -145,7 +145,11 @@ class InitTask(Message, frozen=True):
 
 
 class SyncTask(Message, frozen=True):
-    """One batch of step `step`: positions [start, stop) of the epoch order. `index` is its number in the step."""
+    """One batch of step `step`: positions [start, stop) of the epoch order. `index` is its number in the step.
+
+    In `LocalSGD` several batches, one after the other. `first` is the number of the first, counted along one path of
+    tasks over all steps: a trainer's own learning rates depend on it.
+    """
 
     request: Request
     term: Term
@@ -156,6 +160,7 @@ class SyncTask(Message, frozen=True):
     index: int
     start: int
     stop: int
+    first: int = 0
 
 
 class AsyncTask(Message, frozen=True):
@@ -173,6 +178,27 @@ class AsyncTask(Message, frozen=True):
     start: int
     stop: int
     first: int
+
+
+class MayBegin(Message, frozen=True):
+    """May this trainer begin another batch, having done so many in this attempt? Asked under bounded staleness."""
+
+    request: Request
+    member: Member
+    attempt: Attempt
+    done: int
+
+
+class Begin(Message, frozen=True):
+    """It may."""
+
+    request: Request
+
+
+class GiveUp(Message, frozen=True):
+    """The attempt counts no more, or not as this trainer's: ask for another task."""
+
+    request: Request
 
 
 class EvalTask(Message, frozen=True):

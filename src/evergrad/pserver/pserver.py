@@ -6,7 +6,8 @@ Invariants:
 1. A pull changes nothing; rows are made by commits (`Sync`) and batches (`Async`) only.
 2. `version` grows by one with each commit and by nothing else; a commit is applied at its own version or not at all.
 3. What is staged for the present version stays until its commit or a new generation.
-4. In `Async` `progress[task]` batches of a task of the present epoch are applied, each once, in order.
+4. In `Async` `progress[task]` batches of a task of the present epoch are applied, each once, in order; once the epoch
+   is closed no more of them are.
 """
 
 from collections import Counter
@@ -20,10 +21,12 @@ from evergrad.messages import (
     NEWEST,
     AnyMessage,
     Attempt,
+    CloseEpoch,
     Commit,
     Committed,
     CountRows,
     Deposed,
+    EpochClosed,
     Export,
     Exported,
     Full,
@@ -90,7 +93,7 @@ class Pserver:
     def handle(self, src: str, message: AnyMessage) -> list[Send]:
         """Deal with one message from `src`; returns what to send."""
         match message:
-            case Restore() | Commit() | Shutdown():
+            case Restore() | Commit() | CloseEpoch() | Shutdown():
                 return self._from_master(src, message)
             case Pull() | Push() | PushBatch() | Where() | Export() | CountRows():
                 return self._from_trainer(src, message)
@@ -100,7 +103,7 @@ class Pserver:
 
     # -- the master ----------------------------------------------------------------------------------------------------
 
-    def _from_master(self, src: str, message: Restore | Commit | Shutdown) -> list[Send]:
+    def _from_master(self, src: str, message: Restore | Commit | CloseEpoch | Shutdown) -> list[Send]:
         if message.term < self.term:
             self.counters["messages of an older master"] += 1
             return [Send(src, Deposed(self.term))]
@@ -110,6 +113,8 @@ class Pserver:
                 return self._restore(src, message)
             case Commit():
                 return self._commit(src, message)
+            case CloseEpoch():
+                return self._close_epoch(src, message)
             case Shutdown():
                 self.is_over = True
                 return []
@@ -161,6 +166,18 @@ class Pserver:
         last = self._last_commit
         if last is not None and last.step == commit.step and last.chosen != commit.chosen:
             raise InvariantError(f"step {commit.step} was applied as {last.chosen} and is now named as {commit.chosen}")
+
+    def _close_epoch(self, src: str, message: CloseEpoch) -> list[Send]:
+        if message.generation != self.generation:
+            return []
+        if message.epoch >= self._epoch:
+            self._begin_epoch(message.epoch + 1)
+        return [Send(src, EpochClosed(self.term, self.generation, self._place, message.epoch))]
+
+    def _begin_epoch(self, epoch: int) -> None:
+        """Whatever is not of this epoch or a later one has passed."""
+        self._epoch, self._progress = epoch, {}
+        self._parts.forget(lambda key: key[1] < epoch)
 
     def _unpark(self) -> list[Send]:
         parked, self._parked = self._parked, {}
@@ -233,6 +250,8 @@ class Pserver:
         if self._version == INIT_STEP or push.batch > applied:
             return None
         if push.batch < applied:
+            if push.batch + push.batches > applied:
+                return self._refused(push.request, _overlaps(push, applied))
             self.counters["repeated pushes"] += 1
             return Pushed(push.request)
         push = msgspec.structs.replace(push, tables=admission.decoded(push.tables))
@@ -244,10 +263,9 @@ class Pserver:
         if reason := admission.refuse_whole(self._version, whole.groups):
             return self._refused(push.request, reason)
         if push.epoch > self._epoch:
-            self._epoch, self._progress = push.epoch, {}
-            self._parts.forget(lambda key: key[1] < push.epoch)
+            self._begin_epoch(push.epoch)
         model.update([Contribution(1, whole.tables, whole.groups, whole.evict)])
-        self._progress[push.task] = push.batch + 1
+        self._progress[push.task] = push.batch + push.batches
         self._parts.forget(lambda key: key[1:3] == (push.epoch, push.task) and key[3] <= push.batch)
         return Pushed(push.request)
 
@@ -275,7 +293,7 @@ class Pserver:
         return self._refused(push.request, reason) if reason else self._full(push, model)
 
     def _batches(self, epoch: int, task: int) -> int:
-        """Batches applied of a task. An epoch begins only when all tasks of the one before are done."""
+        """Batches applied of a task. An epoch begins only when the one before is over."""
         if epoch < self._epoch:
             return ALL_BATCHES
         return self._progress.get(task, 0) if epoch == self._epoch else 0
@@ -309,3 +327,10 @@ class Pserver:
     def _refused(self, request: Request, reason: str) -> Refused:
         self.counters["refused requests"] += 1
         return Refused(request, reason)
+
+
+def _overlaps(push: PushBatch, applied: int) -> str:
+    last = push.batch + push.batches - 1
+    return (
+        f"a push of batches {push.batch} to {last} of a task of which {applied} are applied; it must go on from there"
+    )

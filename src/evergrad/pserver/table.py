@@ -10,15 +10,12 @@ from evergrad.kernels import gather, index, policy, rules
 from evergrad.kernels.arrays import Integers, Rows
 from evergrad.kernels.hashing import slots_of, unique
 from evergrad.kernels.initial import first_values, scratch_for, table_seed, zeros_of
-from evergrad.kernels.merge import add_rows, divide_rows, has_duplicates
+from evergrad.kernels.merge import RowPart, has_duplicates, mean_rows
 from evergrad.messages import AnyArray, ExportPart, Floats, Keys, TableSpec
 from evergrad.placement import SLOTS
 from evergrad.pserver.arena import Arena
 from evergrad.pserver.policy import policy_of
 from evergrad.pserver.rules import apply_rows
-
-TablePart = tuple[Keys, Floats, int]
-"""What one task contributes: keys, their gradients (n, dim), samples."""
 
 
 class MemoryUse(NamedTuple):
@@ -91,7 +88,7 @@ class Table:
         beyond = 16 * entries + entries // index.UNIT + directory + notes + 8 * free
         return MemoryUse(4 * self._stride * made, beyond)
 
-    def update(self, parts: Sequence[TablePart], total: int, lr: float) -> None:
+    def update(self, parts: Sequence[RowPart], total: int, lr: float) -> None:
         """Decide which rows there are, make those that are new and apply the rule once to each, with its mean gradient.
 
         A key's gradient is the sum of samples * gradient over the parts, taken in order in float64, divided by `total`
@@ -118,7 +115,7 @@ class Table:
             if not has_duplicates(rows):
                 apply_rows(self._spec.rule, self._rows.array, rows, grads, lr, self._updates)
                 return
-        keys, grads = _mean(parts, total, self._spec.dim)
+        keys, grads = mean_rows(parts, total, self._spec.dim)
         rows = self._rows_of(keys)
         apply_rows(self._spec.rule, self._rows.array, rows, grads, lr, self._updates)
 
@@ -163,7 +160,7 @@ class Table:
         order = np.lexsort((keys, slots))
         return keys[order], rows[order]
 
-    def _update_by_policy(self, parts: Sequence[TablePart], total: int, lr: float) -> None:
+    def _update_by_policy(self, parts: Sequence[RowPart], total: int, lr: float) -> None:
         keys, grads = _once_each(parts, total, self._spec.dim)
         if not policy.are_owned(self._index, keys):
             raise self._not_ours()
@@ -260,23 +257,8 @@ class Table:
         )  # fmt: skip
 
 
-def _once_each(parts: Sequence[TablePart], total: int, dim: int) -> tuple[Keys, Floats]:
-    """The same as `_mean`, without copying where the parts are that already."""
+def _once_each(parts: Sequence[RowPart], total: int, dim: int) -> tuple[Keys, Floats]:
+    """The same as `mean_rows`, without copying where the parts are that already."""
     if len(parts) == 1 and parts[0][2] == total and unique(parts[0][0])[0].size == parts[0][0].size:
         return parts[0][0], parts[0][1]
-    return _mean(parts, total, dim)
-
-
-def _mean(parts: Sequence[TablePart], total: int, dim: int) -> tuple[Keys, Floats]:
-    """The different keys of all parts, and for each its sum of samples * gradient over `total`."""
-    keys, numbers = unique(np.concatenate([np.empty(0, np.int64), *(keys for keys, _, _ in parts)]))
-    is_shared = np.bincount(numbers, minlength=keys.size) > 1
-    shared = np.where(is_shared, np.cumsum(is_shared) - 1, -1).astype(np.int32)
-    sums = np.zeros((int(is_shared.sum()), dim))
-    means = np.empty((keys.size, dim), np.float32)
-    start = 0
-    for part, grads, samples in parts:
-        add_rows(sums, numbers[start : start + part.size], shared, grads, samples, total, means)
-        start += part.size
-    divide_rows(sums, shared, total, means)
-    return keys, means
+    return mean_rows(parts, total, dim)

@@ -80,12 +80,12 @@ class Driver:
         """Run a flow to its end.
 
         Raises:
-                Leaving: SIGTERM has come, or the launcher is gone.
+            Leaving: SIGTERM has come, or the launcher is gone.
             JobOver: the job has ended elsewhere.
             Unavailable: the master has been silent for `SILENCE_S` seconds.
         """
         while True:
-            self._check()
+            self.check()
             try:
                 next(flow)
             except StopIteration as stop:
@@ -110,7 +110,8 @@ class Driver:
             self.heartbeats.close()
         self._carrier.close()
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """What `run` does at every turn, for one who computes for long without it: raises as `run`."""
         if self.heartbeats is None:
             return
         if self.is_leaving or is_orphan():

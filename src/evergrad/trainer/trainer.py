@@ -15,6 +15,7 @@ from evergrad.messages import (
     Ask,
     AskLeader,
     AsyncTask,
+    Begin,
     CountRows,
     Done,
     Ended,
@@ -26,6 +27,7 @@ from evergrad.messages import (
     Floats,
     Full,
     Generation,
+    GiveUp,
     GroupGrads,
     GroupKind,
     GroupSpan,
@@ -35,6 +37,7 @@ from evergrad.messages import (
     Joined,
     LeaderIs,
     Leave,
+    MayBegin,
     Member,
     Message,
     Noted,
@@ -45,6 +48,7 @@ from evergrad.messages import (
     Push,
     PushBatch,
     Pushed,
+    Raised,
     Refused,
     ReportMetrics,
     Request,
@@ -223,6 +227,20 @@ class Trainer:
         answer = yield from self._ask_as_member(lambda request: Ask(request, self.member, want, done), *answers)
         return answer  # type: ignore[return-value]  # the tuple above is Answer
 
+    def may_begin(self, task: AsyncTask, done: int) -> Flow[None]:
+        """Wait until this trainer may begin another batch of a task, of which it has done so many.
+
+        Raises:
+            Void: the attempt counts no more.
+        """
+
+        def make(request: Request) -> Message:
+            return MayBegin(request, self.member, task.attempt, done)
+
+        answer = yield from self._ask_as_member(make, Begin, GiveUp)
+        if isinstance(answer, GiveUp):
+            raise Void(task.generation)
+
     def is_leader(self) -> Flow[bool]:
         """Whether this trainer is the leader."""
         answer = yield from self._ask_as_member(lambda request: AskLeader(request, self.member), LeaderIs)
@@ -232,10 +250,10 @@ class Trainer:
         """Have metrics shown."""
         yield from self._ask_as_member(lambda request: ReportMetrics(request, self.member, epoch, metrics), Noted)
 
-    def leave(self, failure: str | None) -> Flow[None]:
-        """Say goodbye, with the traceback of the script if it raised."""
+    def leave(self, failure: str | None, raised: Raised | None = None) -> Flow[None]:
+        """Say goodbye, with the traceback of the script if it raised, and the task if it was in one."""
         request = self._exchange.number()
-        yield from self._call([(request, Send(self._master, Leave(request, self.member, failure)))])
+        yield from self._call([(request, Send(self._master, Leave(request, self.member, failure, raised)))])
 
     def _ask_as_member(self, make: Callable[[Request], Message], *expected: type[M]) -> Flow[M]:
         """Ask what only members may; one that the master has declared dead comes back as a new incarnation first."""
@@ -315,14 +333,15 @@ class Trainer:
         rows: Sequence[RowGrads],
         spans: Sequence[SpanGrads],
         evict: Sequence[TableKeys] = (),
+        batches: int = 1,
     ) -> Flow[None]:
-        """Have every pserver apply one batch of an asynchronous task; raises as `push`."""
+        """Have every pserver apply so many batches of a task, from `batch` on, as one; raises as `push`."""
 
         def message(request: Request, part: Part) -> Message:
             number, of, tables, groups = part
             evicted = tuple(evict) if number == 0 else ()
             return PushBatch(
-                request, task.generation, task.epoch, task.task, batch, tables, groups, evicted, number, of
+                request, task.generation, task.epoch, task.task, batch, tables, groups, evicted, number, of, batches
             )
 
         yield from self._push_parts(rows, spans, message)
