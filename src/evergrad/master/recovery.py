@@ -120,6 +120,11 @@ class Recovery:
         """Whether the pservers hold the present generation."""
         return self.generations.are_restored
 
+    @property
+    def are_behind(self) -> bool:
+        """Whether a pserver has so much to acknowledge that no batch is handed out."""
+        return self.generations.pservers is not None and self.generations.pservers.are_behind
+
     def form(self, present: tuple[PserverAt, ...]) -> None:
         """Begin, start or take over a generation when its time has come."""
         generations = self.generations

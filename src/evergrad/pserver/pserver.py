@@ -451,7 +451,7 @@ class Pserver:
             self.counters["pushes for a committed step"] += 1
             return self._stale(push.request)
         key = (push.task, push.attempt)
-        if key in self._staged:
+        if key in self._staged or self._parts.has(key, push.part):
             self.counters["repeated pushes"] += 1
             return Pushed(push.request)
         push = msgspec.structs.replace(push, tables=admission.decoded(push.tables))
@@ -503,7 +503,7 @@ class Pserver:
 
     def _begin_epoch(self, epoch: int) -> None:
         if self._batches.begin(epoch):
-            self._parts.clear()
+            self._parts.forget(lambda key: key[1] < epoch)
 
     def _full(self, push: Push | PushBatch, model: Model) -> Full | None:
         needed, room = model.bytes_needed(push.tables) + self._promised_bytes, self._room()
