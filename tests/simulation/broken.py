@@ -11,6 +11,7 @@ from evergrad.master.training import SyncEpoch
 from evergrad.messages import INIT_STEP, NEWEST, BreakDone, Commit, EpochClosed, Pushed, Send, SyncTask
 from evergrad.metrics import partial, result
 from evergrad.pserver.parts import Parts
+from evergrad.pserver.batches import Standpoint
 from evergrad.pserver.pserver import Pserver
 from evergrad.schedule import sync_task
 from evergrad.trainer.trainer import PushRefused, Trainer
@@ -92,24 +93,26 @@ class TakesInitialValuesOnArrival(Pserver):
 
 class AppliesResentBatches(Pserver):
     def _push_batch(self, src, push, model, admission):
-        self._progress[push.task] = push.batch
+        self._batches.at.batches[push.task] = push.batch
         return super()._push_batch(src, push, model, admission)
 
 
 class CountsBatchesOfTrainers(Pserver):
     def _answer(self, src, message, model, admission):
         kept = self.__dict__.setdefault("_kept", {})
-        self._progress = kept.get((src, self._epoch), {})
+        epoch = self._batches.at.epoch
+        self._batches.at = Standpoint(epoch, kept.get((src, epoch), {}))
         answer = super()._answer(src, message, model, admission)
-        kept[src, self._epoch] = self._progress
+        kept[src, self._batches.at.epoch] = self._batches.at.batches
         return answer
 
 
 class CountsOneBatchAPush(Pserver):
     def _push_batch(self, src, push, model, admission):
         answer = super()._push_batch(src, push, model, admission)
-        if self._progress.get(push.task) == push.batch + push.batches:
-            self._progress[push.task] = push.batch + 1
+        counts = self._batches.at.batches
+        if counts.get(push.task) == push.batch + push.batches:
+            counts[push.task] = push.batch + 1
         return answer
 
 
