@@ -12,8 +12,9 @@ from evergrad.checkpoint.storage import Storage
 from evergrad.errors import EvergradError, Unavailable
 from evergrad.master.checkpoints import Durable
 from evergrad.master.errands import Errand, Look, ManifestPut, Prune, Pruned, PutManifest, PutRecord, RecordPut, Result
+from evergrad.master.master import Master
 from evergrad.master.record import Found, encode
-from evergrad.messages import Progress, Source
+from evergrad.messages import Progress, Send, Source
 from evergrad.store.file import FileStore
 
 log = logging.getLogger("evergrad.master")
@@ -34,15 +35,36 @@ class Clerk:
         self._errands: queue.Queue[Errand | None] = queue.Queue(WAITING)
         self._results: queue.SimpleQueue[Result] = queue.SimpleQueue()
         self._again: PutRecord | None = None
-        self._thread = threading.Thread(target=self._run, name="evergrad-storage", daemon=True)
-        self._thread.start()
+        self._open = 0
+        self._thread: threading.Thread | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something of storage is not done yet."""
+        return self._open > 0
+
+    def run(self, master: Master, now_s: float) -> list[Send]:
+        """Take what a master wants done and tell it what is; returns what that has it send."""
+        sends: list[Send] = []
+        while True:
+            for errand in master.take_errands():
+                self.take(errand)
+            results = self.results()
+            if not results:
+                return sends
+            for result in results:
+                sends += master.done(result, now_s)
 
     def take(self, errand: Errand) -> None:
         """Do this, now or soon."""
         if isinstance(errand, PutRecord):
             self._put_record(errand)
-        else:
-            self._errands.put(errand)
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="evergrad-storage", daemon=True)
+            self._thread.start()
+        self._open += 1
+        self._errands.put(errand)
 
     def results(self) -> list[Result]:
         """What has been done; a record that could not be written is tried again first."""
@@ -51,12 +73,14 @@ class Clerk:
         results = []
         while not self._results.empty():
             results.append(self._results.get())
+            self._open -= not isinstance(results[-1], RecordPut)
         return results
 
     def close(self) -> None:
         """Do what was taken, and no more."""
-        self._errands.put(None)
-        self._thread.join(timeout=5.0)
+        if self._thread is not None:
+            self._errands.put(None)
+            self._thread.join(timeout=5.0)
 
     def _put_record(self, errand: PutRecord) -> None:
         try:

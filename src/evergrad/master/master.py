@@ -11,7 +11,7 @@ from evergrad.master.errands import Errand, Result
 from evergrad.master.failures import Failures
 from evergrad.master.members import Members, MemberState
 from evergrad.master.overview import Overview
-from evergrad.master.progress import Progress
+from evergrad.master.progress import Event, Progress
 from evergrad.master.record import Record
 from evergrad.master.recovery import Recovery
 from evergrad.master.schema import difference
@@ -262,7 +262,7 @@ class Master:
             state = MemberState(join.member, join.role, join.name, join.pid, now_s)
             state.numerics, state.place, state.address = join.numerics, join.place, join.address
             self._progress.note_numerics(state)
-            self._progress.unlogged.append(f"{state.name} has joined with pid {state.pid}")
+            self._progress.log_event(f"{state.name} has joined with pid {state.pid}")
             self.members.add(state)
         self.members.heard(join.member, now_s)
         return Joined(join.request, self._term, self._recovery.generations.number, self.members.lease_s)
@@ -373,7 +373,7 @@ class Master:
         self._progress.note_event(
             f"in {name} the script raised {raised.error} in {failed.where} ({self._failures.words(failed)})"
         )
-        self._progress.unlogged.append(f"in {name} the script {failure}")
+        self._progress.log_event(f"in {name} the script {failure}")
         if reason is not None:
             self.end(f"{reason}; the last time, in {name}, it {failure}")
 
@@ -509,14 +509,13 @@ class Master:
         if not self.is_over:
             self.is_over, self.failure = True, failure
             self._recovery.ended(failure)
-            self._progress.unlogged.append("the job is over" if failure is None else f"the job has failed: {failure}")
+            self._progress.log_event("the job is over" if failure is None else f"the job has failed: {failure}")
 
     # -- for people ----------------------------------------------------------------------------------------------------
 
-    def take_events(self) -> list[str]:
+    def take_events(self) -> list[Event]:
         """What has happened since the last call, for the log."""
-        events, self._progress.unlogged = self._progress.unlogged, []
-        return events
+        return self._progress.take_events()
 
     def status(self, request: Request, now_s: float) -> Status:
         """How the job goes."""
