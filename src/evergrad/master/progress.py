@@ -28,6 +28,8 @@ class Progress:
     def __init__(self) -> None:
         self.samples = self.dropped = 0
         self.reported: dict[int, dict[str, float]] = {}
+        self.reports = 0
+        """Counts changes of what is reported."""
         self.notes: list[str] = []
         self._unlogged: list[Event] = []
         self._numerics: dict[Role, str] = {}
@@ -72,7 +74,15 @@ class Progress:
 
     def report(self, epoch: int, metrics: dict[str, float]) -> None:
         """The script reported these for an epoch."""
-        self.reported.setdefault(epoch, {}).update(metrics)
+        before = self.reported.get(epoch, {})
+        after = before | metrics
+        if repr(after) != repr(before):  # so that nan is as good as nan
+            self.reported[epoch] = after
+            self.reports += 1
+
+    def reported_so_far(self) -> dict[int, dict[str, float]]:
+        """What was reported until now, for others to keep."""
+        return dict(self.reported)
 
     def note_numerics(self, state: MemberState) -> None:
         """Compare a member's numeric fingerprint with that of the first of its role."""
