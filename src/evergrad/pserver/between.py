@@ -44,6 +44,11 @@ class Between:
         self._loader: Loader | None = None
         self._load_began_s = self._asked_s = self._next_slice_s = 0.0
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether something is being saved or loaded."""
+        return self._pserver.loading is not None or self._pserver.saving is not None
+
     def asked(self, now_s: float) -> None:
         """A trainer has asked for something."""
         self._asked_s = now_s
