@@ -329,8 +329,12 @@ class Table:
 
     def _keep(self, keys: Keys, rows: Rows) -> None:
         """Copy what is about to change aside, where a cut shows it."""
-        if self._cut is not None:
-            aside.keep(self._aside(), self._index.first_slot, keys, rows)
+        if self._cut is None:
+            return
+        kept, found = self._aside(), self._cut.scratch(rows.size)
+        count = aside.find_unseen(kept, rows, found)
+        if count:
+            aside.keep(kept, self._index.first_slot, keys, rows, found[:count])
 
     def _enlarge_index(self) -> None:
         entries = max(index.UNIT * len(self._slots), self._entries.array.size)
