@@ -138,6 +138,49 @@ def test_an_array_goes_out_without_a_copy():
     assert np.shares_memory(rows, np.frombuffer(frames[2], np.float32))
 
 
+def test_arrays_side_by_side_in_one_array_go_out_as_one_frame_without_a_copy():
+    keys, grads = np.arange(7), np.arange(21, dtype=np.float32)
+    parts = [(0, 2), (2, 2), (2, 7)]
+    tables = tuple(TableGrads(i, 0.1, keys[a:b], grads[3 * a : 3 * b].reshape(-1, 3)) for i, (a, b) in enumerate(parts))
+    message = push(tables=tables, groups=())
+    frames = Codec(JOB).encode(message)
+    assert [len(frame) for frame in frames[2:]] == [keys.nbytes, grads.nbytes]
+    assert np.shares_memory(grads, np.frombuffer(frames[3], np.float32))
+    assert same(there_and_back(message), message)
+
+
+def test_arrays_that_are_not_side_by_side_or_not_parts_of_one_have_frames_of_their_own():
+    whole = np.arange(8, dtype=np.float32)
+    for arrays in (
+        [whole[:2], whole[3:5]],
+        [whole[2:4], whole[:2]],
+        [whole[:4], whole[2:6]],
+        [whole[:4], whole[:4]],
+        [whole, whole],
+        [whole[:4:2], whole[4::2]],
+        [np.arange(2.0, dtype="f4"), np.arange(2.0, dtype="f4")],
+        [np.frombuffer(b"12345678", np.float32)[:1], np.frombuffer(b"12345678", np.float32)[1:]],
+    ):
+        message = Pulled(Request(1), 0, tuple(arrays), ())
+        assert len(Codec(JOB).encode(message)) == 4
+        assert same(there_and_back(message), message)
+
+
+def test_a_frame_that_holds_more_than_its_arrays_is_refused():
+    keys = np.arange(4)
+    pull = Pull(Request(1), Generation(1), 0, True, (TableKeys(0, keys[:2]), TableKeys(1, keys[2:])), ())
+    frames = sent(pull)
+    assert len(frames) == 3
+    assert "does not fit its bytes" in refused([*frames[:2], frames[2] + bytes(8)])
+    assert "does not fit its bytes" in refused([*frames[:2], frames[2][:-8]])
+
+
+def test_arrays_may_not_name_their_frames_out_of_order():
+    header = msgspec.msgpack.decode(sent(push())[1])
+    header["tables"][0]["keys"][0], header["tables"][0]["grads"][0] = 1, 0
+    refused([preamble(JOB), msgspec.msgpack.encode(header), *sent(push())[2:]])
+
+
 def test_an_array_of_a_type_no_message_has_is_not_sent():
     with pytest.raises(TypeError, match="int32"):
         Codec(JOB).encode(Exported(Request(1), np.zeros(2, np.int32), None))

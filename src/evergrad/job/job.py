@@ -21,6 +21,7 @@ from evergrad.checks import whole_number
 from evergrad.data.dataset import Dataset
 from evergrad.data.order import epoch_order
 from evergrad.errors import ConfigError, EvergradError
+from evergrad.heap import keep_freed_memory
 from evergrad.job.alignment import aligned
 from evergrad.job.arguments import added, data_of, folder_of, frames_to_the_script, numbers_of, partials, seed_of
 from evergrad.job.batch import Fetched, OpenBatch, seed_generators
@@ -94,6 +95,7 @@ def init(update: Update | None = None, *, seed: int = 0, threads: int = 1, wire:
     if wire not in list(Wire):
         raise ConfigError(f"wire is {wire!r}; give one of {', '.join(Wire)}")
     torch.set_num_threads(threads)
+    keep_freed_memory()
     is_embedded = sessions.MASTER not in os.environ
     session = embedded_session() if is_embedded else sessions.connect(os.environ, fingerprint())
     seed_generators(seed)

@@ -1,16 +1,25 @@
-"""The rows one batch needs: pulled ahead or when met, given to autograd, their gradients taken back."""
+"""The rows one batch needs: pulled ahead or when met, given to autograd, their gradients taken back.
+
+A batch may have tens of tables, so what can be done for all of them at once is: the ids pulled ahead are numbered by
+one call, their rows read by one, and one node of autograd takes the gradients of all, summed by one call
+(`reading.py`). What is met only in `forward` takes the same way alone.
+"""
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from evergrad.job.reading import Reading, features_of, flat_ids
+from evergrad.job.table_rows import TableRows
+from evergrad.kernels.features import Ids, Index, are_numbered, number
 from evergrad.kernels.hashing import unique
+from evergrad.lookup import Found
 from evergrad.messages import Floats, Keys
-from evergrad.nn import Found, Table
+from evergrad.nn import Table
 
 PullRows = Callable[[int, Keys], Floats]
 """Pulls the rows of different keys of a table."""
@@ -24,79 +33,35 @@ class Gradient(NamedTuple):
     grads: Floats
 
 
-class _Ahead(NamedTuple):
-    """Ids whose rows were pulled ahead. Keeps the tensor, so that no other can come to lie where it does."""
+class _Feature:
+    """The ids of one module, numbered ahead. Keeps their tensor, so that no other can come to lie where it does."""
 
-    ids: Tensor
-    rows: NDArray[np.int64]
+    def __init__(self, module: Table, table: TableRows, ids: Tensor) -> None:
+        self.module, self.table, self.ids = module, table, ids
+        self.flat = flat_ids(ids)
+        self.index: Index = np.empty(0, np.int32)
+        self.covers = 0
+        """So many first rows of the table are those of this feature; 0: others are among them."""
+        self.values: Tensor | None = None
+        """What the module gives, once: a script may write into it."""
 
+    @property
+    def place(self) -> tuple[str, int, int, int | None]:
+        """What the ids are found by."""
+        return self.module.table, self.ids.data_ptr(), self.ids.numel(), self.module.padding_idx
 
-class _TableRows:
-    """The rows of one table in one batch, in the order in which their keys were first met."""
+    def is_same(self, ids: Tensor) -> bool:
+        """Whether these, which are at the same place, are still the ids that were numbered."""
+        if ids.dtype != self.ids.dtype or not ids.is_contiguous():
+            return False
+        return are_numbered(flat_ids(ids).data_ptr(), self.table.keys, self.index, self.module.padding_idx or 0)
 
-    def __init__(self, dim: int, training: bool) -> None:
-        self._dim, self._training = dim, training
-        self._keys = np.zeros(0, np.int64)
-        self._leaves: list[Tensor] = []
-        self._sorter: NDArray[np.intp] = np.zeros(0, np.intp)
-        self._ahead: dict[tuple[int, int], _Ahead] = {}
-        self._used: list[NDArray[np.int64]] = []
-
-    def add(self, keys: Keys, rows: Floats) -> None:
-        """Rows of keys that are not here yet, shape (n, dim).
-
-        They are copied into memory of torch's: how it is aligned can show in the last bit of what is computed.
-        """
-        if keys.size == 0:
-            return
-        leaf = torch.empty(rows.shape, dtype=torch.float32)
-        leaf.numpy()[:] = rows
-        self._leaves.append(leaf.requires_grad_(self._training))
-        self._keys = np.concatenate([self._keys, keys]) if self._keys.size else keys
-        self._sorter = np.zeros(0, np.intp)
-
-    def remember(self, ids: Tensor, index: NDArray[np.int64]) -> None:
-        """These ids, just as they are, have these rows."""
-        self._ahead[ids.data_ptr(), ids.numel()] = _Ahead(ids, index)
-
-    def ahead(self, ids: Tensor, keys: Keys) -> NDArray[np.int64] | None:
-        """The rows of ids that were pulled ahead, if these are in the same memory and still the same `keys`."""
-        found = self._ahead.get((ids.data_ptr(), ids.numel())) if ids.is_contiguous() else None
-        return found.rows if found is not None and np.array_equal(self._keys[found.rows], keys) else None
-
-    def find(self, keys: Keys) -> NDArray[np.int64]:
-        """The numbers of the rows of these keys, -1 where there is none. Cost: a sort, and a search per key."""
-        if self._keys.size == 0:
-            return np.full(keys.size, -1)
-        if self._sorter.size == 0:
-            self._sorter = np.argsort(self._keys, kind="stable")
-        at = np.searchsorted(self._keys, keys, sorter=self._sorter)
-        row = self._sorter[np.minimum(at, self._keys.size - 1)]
-        return np.where(self._keys[row] == keys, row, -1)
-
-    def use(self, index: NDArray[np.int64]) -> Tensor:
-        """The rows as autograd sees them; those numbered in `index` are used, unless gradients are off."""
-        if torch.is_grad_enabled():
-            self._used.append(index)
-        if not self._leaves:
-            return torch.zeros(0, self._dim)
-        return self._leaves[0] if len(self._leaves) == 1 else torch.cat(self._leaves)
-
-    def gradient(self) -> tuple[Keys, Floats] | None:
-        """Keys that were used and their gradients; None if no gradient has reached this table."""
-        if not any(leaf.grad is not None for leaf in self._leaves):
-            return None
-        parts = [leaf.grad if leaf.grad is not None else torch.zeros_like(leaf) for leaf in self._leaves]
-        grads: Floats = (parts[0] if len(parts) == 1 else torch.cat(parts)).numpy()
-        used = np.zeros(self._keys.size, np.bool_)
-        for index in self._used:
-            used[index] = True
-        return (self._keys, grads) if used.all() else (self._keys[used], grads[used])
-
-    def zero_grad(self) -> None:
-        """Forget the gradients."""
-        for leaf in self._leaves:
-            leaf.grad = None
+    def use(self) -> None:
+        """Autograd is given the rows."""
+        if self.covers:
+            self.table.use_first(self.covers)
+        else:
+            self.table.use(self.index)
 
 
 class BatchRows:
@@ -110,46 +75,68 @@ class BatchRows:
     """
 
     def __init__(self, modules: Sequence[Table], numbers: dict[str, int], pull: PullRows, training: bool) -> None:
-        self._modules, self._numbers, self._pull = modules, numbers, pull
-        self._tables = {m.table: _TableRows(m.dim, training) for m in modules}
+        self._modules, self._numbers, self._pull, self._training = modules, numbers, pull, training
+        self._tables = {m.table: TableRows(m.dim) for m in modules}
+        self._features: list[_Feature] = []
+        self._ahead: dict[tuple[str, int, int, int | None], _Feature] = {}
         self._wanted: list[tuple[str, Keys]] = []
+        self._reading: Reading | None = None
 
     def wanted(self, batch: Any) -> list[tuple[int, Keys]]:
         """The different keys a batch is known to need, by table; their rows are given to `take`."""
-        met: dict[str, list[Tensor]] = {}
+        met: dict[str, list[_Feature]] = {}
         for module in self._modules:
             ids = module.ids_in(batch)
             if ids is not None and ids.numel():
-                real = ids if module.padding_idx is None else ids[ids != module.padding_idx]
-                met.setdefault(module.table, []).append(real.contiguous())
-        for table, tensors in met.items():
-            keys, index = unique(_flat(tensors))
-            start = 0
-            for ids in tensors:
-                self._tables[table].remember(ids, index[start : start + ids.numel()].astype(np.int64))
-                start += ids.numel()
-            self._wanted.append((table, keys))
-        return [(self._numbers[table], keys) for table, keys in self._wanted]
+                met.setdefault(module.table, []).append(_Feature(module, self._tables[module.table], ids))
+        if not met:
+            return []
+        self._features = [feature for of_table in met.values() for feature in of_table]
+        self._ahead = {feature.place: feature for feature in self._features}
+        counts = [feature.ids.numel() for feature in self._features]
+        keys, bounds, index = number(features_of([f.table for f in self._features], counts), _ids_of(self._features))
+        for feature, count, end in zip(self._features, counts, np.cumsum(counts).tolist(), strict=True):
+            feature.index = index[end - count : end]
+        for of_table, (start, stop) in zip(met.values(), pairwise(bounds.tolist()), strict=True):
+            self._wanted.append((of_table[0].module.table, keys[start:stop]))
+            if len(of_table) == 1:
+                of_table[0].covers = stop - start
+        return [(self._numbers[table], of_table) for table, of_table in self._wanted]
 
     def take(self, rows: Sequence[Floats]) -> None:
         """The rows `wanted` asked for."""
         for (table, keys), of_table in zip(self._wanted, rows, strict=True):
             self._tables[table].add(keys, of_table)
+        if read := [feature for feature in self._features if not feature.module.is_pooled]:
+            self._reading = Reading([f.table for f in read], [f.index for f in read], [f.ids.shape for f in read])
+            for feature, values in zip(read, self._reading.values(), strict=True):
+                feature.values = values
 
-    def lookup(self, table: str, ids: Tensor) -> Found:
-        """The rows of these ids; pulls those not here yet."""
+    def embed(self, table: str, ids: Tensor, padding: int | None) -> Tensor:
+        """One row for each id; pulls those not here yet."""
+        feature = self._find_ahead(table, ids, padding)
+        is_tracked = self._training and torch.is_grad_enabled()
+        if feature is None or feature.values is None or is_tracked != self._training:
+            values = self._read(table, ids, self._index(table, ids, padding), is_tracked)
+        else:
+            if is_tracked:
+                self._track_ahead()
+                feature.use()
+            values, feature.values = feature.values, None
+        if values.shape[:-1] != ids.shape:  # the same ids in another shape
+            values = values.reshape(*ids.shape, values.shape[-1])
+        return values if ids.is_cpu else values.to(ids.device)
+
+    def find(self, table: str, ids: Tensor, padding: int | None) -> Found:
+        """Where ids read; pulls the rows of those not here yet."""
+        feature = self._find_ahead(table, ids, padding)
+        index = self._index(table, ids, padding) if feature is None else feature.index
         rows = self._tables[table]
-        flat = _flat([ids])
-        index = rows.ahead(ids, flat)
-        if index is None:
-            keys, inverse = unique(flat)
-            found = rows.find(keys)
-            if (found < 0).any():
-                missing = keys[found < 0]
-                rows.add(missing, self._pull(self._numbers[table], missing))
-                found = rows.find(keys)
-            index = found[inverse]
-        return Found(rows.use(index), torch.from_numpy(index).reshape(ids.shape))
+        if torch.is_grad_enabled():
+            rows.use(index)
+        number = torch.from_numpy(index.astype(np.int64)).reshape(ids.shape)
+        collect = (lambda grads: rows.collect(grads.numpy())) if self._training else None
+        return Found(rows.tensor(), number, padding is not None, collect)
 
     def gradients(self) -> list[Gradient]:
         """The gradients that have reached tables, in the schema's order of tables."""
@@ -161,9 +148,47 @@ class BatchRows:
         for rows in self._tables.values():
             rows.zero_grad()
 
+    def _find_ahead(self, table: str, ids: Tensor, padding: int | None) -> _Feature | None:
+        feature = self._ahead.get((table, ids.data_ptr(), ids.numel(), padding))
+        return feature if feature is not None and feature.is_same(ids) else None
 
-def _flat(tensors: Sequence[Tensor]) -> Keys:
-    """All ids one after the other, on this machine's memory, as int64."""
-    flat = [t.detach().reshape(-1).cpu().to(torch.int64) for t in tensors]
-    keys: Keys = (flat[0] if len(flat) == 1 else torch.cat(flat)).numpy()
-    return np.ascontiguousarray(keys)
+    def _index(self, table: str, ids: Tensor, padding: int | None) -> Index:
+        """The number of each id's row; pulls the rows of those not here yet."""
+        flat = flat_ids(ids).reshape(-1).numpy()
+        index = np.full(flat.size, -1, np.int32)
+        is_key = np.ones(flat.size, np.bool_) if padding is None else flat != padding
+        keys, inverse = unique(flat[is_key])
+        rows = self._tables[table]
+        found = rows.find(keys)
+        if (found < 0).any():
+            missing = keys[found < 0]
+            rows.add(missing, self._pull(self._numbers[table], missing))
+            found = rows.find(keys)
+        index[is_key] = found[inverse]
+        return index
+
+    def _read(self, table: str, ids: Tensor, index: Index, is_tracked: bool) -> Tensor:
+        reading = Reading([self._tables[table]], [index], [ids.shape])
+        (values,) = reading.values()
+        if is_tracked:
+            self._tables[table].use(index)
+            (values,) = reading.tracked([values])
+        return values
+
+    def _track_ahead(self) -> None:
+        """Make what was read ahead known to autograd."""
+        if self._reading is None:
+            return
+        reading, self._reading = self._reading, None
+        read = [(feature, feature.values) for feature in self._features if feature.values is not None]
+        for (feature, _), values in zip(read, reading.tracked([values for _, values in read]), strict=True):
+            feature.values = values
+
+
+def _ids_of(features: Sequence[_Feature]) -> Ids:
+    paddings = [feature.module.padding_idx for feature in features]
+    return Ids(
+        np.array([feature.flat.data_ptr() for feature in features]),
+        np.array([padding or 0 for padding in paddings]),
+        np.array([padding is not None for padding in paddings]),
+    )

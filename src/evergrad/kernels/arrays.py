@@ -1,4 +1,6 @@
-"""The types of the arrays that kernels take, by what they hold."""
+"""The types of the arrays that kernels take, by what they hold, and where arrays lie."""
+
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,3 +11,9 @@ Numbers = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Rows = NDArray[np.int64]
 """Numbers of rows of an arena; negative where there is none."""
+
+
+def address_of(array: NDArray[Any]) -> int:
+    """Where an array lies in memory."""
+    address: int = array.__array_interface__["data"][0]
+    return address
