@@ -88,9 +88,9 @@ class Table(nn.Module):
         self.min_count, self.ttl, self.max_rows, self.evict = min_count, ttl, max_rows, Evict(evict)
         self.source: RowSource | None = None
 
-    def ids_in(self, batch: Any) -> Tensor | None:
+    def ids_in(self, batch: Mapping[Any, Any]) -> Tensor | None:
         """The ids of this table that a batch holds under the name of its feature; None if it holds none."""
-        if not isinstance(batch, Mapping) or self.feature not in batch:
+        if self.feature not in batch:
             return None
         value = batch[self.feature]
         ids = value[0] if isinstance(value, tuple) and value else value

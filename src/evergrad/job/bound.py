@@ -107,14 +107,12 @@ class BoundModel:
                 group.load(self._values[number])
             if training:
                 group.zero_grad()
-        for module in self._modules:
-            module.source = rows
+        self._read_from(rows)
 
     def close(self) -> None:
         """The batch is done: its rows are let go."""
         self._rows = None
-        for module in self._modules:
-            module.source = None
+        self._read_from(None)
 
     def zero_grad(self) -> None:
         """Forget the gradients of rows."""
@@ -182,6 +180,10 @@ class BoundModel:
         self.close()
         named = {p.name: t for g in self.groups for p, t in zip(g.spec.parameters, g.tensors, strict=True)}
         save_file({name: t.detach().cpu().contiguous().clone() for name, t in named.items()}, path)
+
+    def _read_from(self, rows: BatchRows | None) -> None:
+        for module in self._modules:
+            object.__setattr__(module, "source", rows)  # torch's own takes microseconds to see that it is no parameter
 
     def _groups_to_pull(self, at: Version) -> list[int]:
         """Nothing that is here already: not a version twice, and frozen parameters once a generation."""

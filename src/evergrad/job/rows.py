@@ -5,7 +5,7 @@ one call, their rows read by one, and one node of autograd takes the gradients o
 (`reading.py`). What is met only in `forward` takes the same way alone.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -84,6 +84,8 @@ class BatchRows:
 
     def wanted(self, batch: Any) -> list[tuple[int, Keys]]:
         """The different keys a batch is known to need, by table; their rows are given to `take`."""
+        if not isinstance(batch, Mapping):
+            return []
         met: dict[str, list[_Feature]] = {}
         for module in self._modules:
             ids = module.ids_in(batch)
