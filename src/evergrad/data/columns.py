@@ -93,6 +93,8 @@ class Columns:
     stretches of 4 KiB spread evenly (two rows at least). It costs a millisecond or two a column, once.
     """
 
+    reads_anywhere = True
+
     def __init__(self, columns: Mapping[str, Any]) -> None:
         """Wrap columns; arrays are not copied.
 

@@ -80,12 +80,17 @@ class BoundModel:
 
     def open(self, at: Version, batch: Any, training: bool) -> None:
         """Pull what a batch needs and put it into the model; raises as `enter`."""
-        self.enter(self.request(at, batch, training))
+        self.enter(self.request(at, self.rows_of(at, batch, training), training))
 
-    def request(self, at: Version, batch: Any, training: bool) -> "Requested":
-        """Ask for what a batch needs; the answer may come while something else is computed."""
+    def rows_of(self, at: Version, batch: Any, training: bool) -> BatchRows:
+        """The rows that a batch needs, numbered. May be called in any thread."""
         rows = BatchRows(self._modules, self._numbers, self._puller(at, training), training)
-        wanted, groups = rows.wanted(batch), self._groups_to_pull(at)
+        rows.number(batch)
+        return rows
+
+    def request(self, at: Version, rows: BatchRows, training: bool) -> "Requested":
+        """Ask for what a batch needs; the answer may come while something else is computed."""
+        wanted, groups = rows.wanted(), self._groups_to_pull(at)
         flow = self._session.trainer.pull(at.generation, at.version, wanted, groups, evaluating=not training)
         pulling = self._session.driver.start(flow) if wanted or groups else None
         return Requested(at, rows, groups, pulling, training)

@@ -18,13 +18,14 @@ from torch import Tensor, nn
 
 from evergrad.checkpoint.model import new_model
 from evergrad.checks import whole_number
-from evergrad.data.dataset import Dataset
+from evergrad.data.dataset import Dataset, reads_anywhere
 from evergrad.data.order import epoch_order
 from evergrad.errors import ConfigError, EvergradError
 from evergrad.heap import keep_freed_memory
+from evergrad.job.ahead import Ahead, Reader
 from evergrad.job.alignment import aligned
 from evergrad.job.arguments import added, data_of, folder_of, frames_to_the_script, numbers_of, partials, seed_of
-from evergrad.job.batch import Fetched, OpenBatch, seed_generators
+from evergrad.job.batch import Fetched, OpenBatch, Read, seed_generators
 from evergrad.job.bound import BoundModel, Version
 from evergrad.job.dense import NotFinite, Rules
 from evergrad.job.embedded import MASTER as LOCAL_MASTER
@@ -222,6 +223,7 @@ class Job:
         return loop
 
     def _batches(self, epoch: int, data: Dataset, spec: DataSpec, shuffle: bool) -> Batches:
+        reader = Reader()
         try:
             while True:
                 task = self._ask(WantBatch(epoch, spec))
@@ -229,13 +231,14 @@ class Job:
                     case SyncTask():
                         yield from self._sync_task(task, data, spec, shuffle)
                     case AsyncTask():
-                        yield from self._async_task(task, data, spec, shuffle)
+                        yield from self._async_task(task, data, spec, shuffle, reader)
                     case Over():
                         return
         except BaseException:
             self._done = BreakDone(epoch, 0, self._done if isinstance(self._done, TrainDone) else None)
             raise
         finally:
+            reader.close()
             self._close_batch()
 
     def _sync_task(self, task: SyncTask, data: Dataset, spec: DataSpec, shuffle: bool) -> Batches:
@@ -258,23 +261,31 @@ class Job:
             if is_done and not batch.is_void:
                 self._done = TrainDone(task.generation, task.attempt, batch.contributed, batch.metrics)
 
-    def _async_task(self, task: AsyncTask, data: Dataset, spec: DataSpec, shuffle: bool) -> Batches:
+    def _async_task(self, task: AsyncTask, data: Dataset, spec: DataSpec, shuffle: bool, reader: Reader) -> Batches:
         ids = epoch_order(spec.samples, self._schema.seed, task.epoch, np.arange(task.start, task.stop), shuffle)
         count = -(-ids.size // spec.batch_size)
         metrics: dict[str, Partial] = {}
 
-        def fetch(number: int) -> Fetched:
+        at = Version(task.generation, NEWEST)
+
+        def read(number: int) -> Read:
             part = ids[number * spec.batch_size : (number + 1) * spec.batch_size]
             seed = self._mixed_seed("task", task.epoch, task.first + number, 0)
-            return self._fetch(Version(task.generation, NEWEST), data, part, seed, training=True)
+            return self._read(at, data, part, seed, training=True)
 
+        def fetch(number: int) -> Fetched:
+            return self._request(at, reading.take(number), training=True)
+
+        reading = Ahead(read, count, reader if self._is_ahead and reads_anywhere(data) else None)
         ahead: Fetched | None = None
         try:
             for number in range(self._session.driver.run(self._session.trainer.where(task)), count):
                 fetched = ahead or fetch(number)
                 ahead = fetch(number + 1) if self._is_ahead and number + 1 < count else None
-                batch = OpenBatch(task, task.first + number, fetched.samples, number)
-                yield self._enter(batch, fetched)
+                batch = OpenBatch(task, task.first + number, fetched.read.samples, number)
+                opened = self._enter(batch, fetched)
+                reading.start(number + 2)
+                yield opened
                 self._warn_if_no_step(batch)
                 if not batch.contributed:
                     self._push_batch(task, number)
@@ -491,14 +502,20 @@ class Job:
             return None
         return TrainDone(task.generation, task.attempt, True, {})
 
-    def _fetch(self, at: Version, data: Dataset, ids: NDArray[np.int64], seed: int, training: bool) -> "Fetched":
+    def _fetch(self, at: Version, data: Dataset, ids: NDArray[np.int64], seed: int, training: bool) -> Fetched:
         """Fetch a batch and ask for what it needs of the model."""
-        bound = self._check_bound("batches")
-        seed_generators(seed)
-        batch = aligned(data.fetch(ids))
-        return Fetched(batch, bound.request(at, batch, training), seed, ids.size)
+        return self._request(at, self._read(at, data, ids, seed, training), training)
 
-    def _enter(self, batch: "OpenBatch | None", fetched: "Fetched") -> Any:
+    def _read(self, at: Version, data: Dataset, ids: NDArray[np.int64], seed: int, training: bool) -> Read:
+        if not reads_anywhere(data):
+            seed_generators(seed)
+        batch = aligned(data.fetch(ids))
+        return Read(batch, self._check_bound("batches").rows_of(at, batch, training), seed, ids.size)
+
+    def _request(self, at: Version, read: Read, training: bool) -> Fetched:
+        return Fetched(read, self._check_bound("batches").request(at, read.rows, training))
+
+    def _enter(self, batch: "OpenBatch | None", fetched: Fetched) -> Any:
         """Put what a batch needs into the model; raises `Void` if the version has passed."""
         bound = self._check_bound("batches")
         assert self._optimizer is not None
@@ -506,8 +523,8 @@ class Job:
         if batch is not None:
             self._optimizer.at_step(batch.step)
         self._batch = batch
-        seed_generators(fetched.seed + 1)
-        return fetched.batch
+        seed_generators(fetched.read.seed + 1)
+        return fetched.read.batch
 
     def _close_batch(self) -> None:
         self._batch = None

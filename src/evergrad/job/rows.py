@@ -82,17 +82,17 @@ class BatchRows:
         self._wanted: list[tuple[str, Keys]] = []
         self._reading: Reading | None = None
 
-    def wanted(self, batch: Any) -> list[tuple[int, Keys]]:
-        """The different keys a batch is known to need, by table; their rows are given to `take`."""
+    def number(self, batch: Any) -> None:
+        """Number the ids a batch is known to need."""
         if not isinstance(batch, Mapping):
-            return []
+            return
         met: dict[str, list[_Feature]] = {}
         for module in self._modules:
             ids = module.ids_in(batch)
             if ids is not None and ids.numel():
                 met.setdefault(module.table, []).append(_Feature(module, self._tables[module.table], ids))
         if not met:
-            return []
+            return
         self._features = [feature for of_table in met.values() for feature in of_table]
         self._ahead = {feature.place: feature for feature in self._features}
         counts = [feature.ids.numel() for feature in self._features]
@@ -103,7 +103,10 @@ class BatchRows:
             self._wanted.append((of_table[0].module.table, keys[start:stop]))
             if len(of_table) == 1:
                 of_table[0].covers = stop - start
-        return [(self._numbers[table], of_table) for table, of_table in self._wanted]
+
+    def wanted(self) -> list[tuple[int, Keys]]:
+        """The different keys that were numbered, by table; their rows are given to `take`."""
+        return [(self._numbers[table], keys) for table, keys in self._wanted]
 
     def take(self, rows: Sequence[Floats]) -> None:
         """The rows `wanted` asked for."""
