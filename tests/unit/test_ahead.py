@@ -7,7 +7,8 @@ import pytest
 
 import evergrad as eg
 from evergrad.job.ahead import Ahead, Reader
-from evergrad.job.job import Job, embedded_session
+from evergrad.job.embedded import embedded_session
+from evergrad.job.job import Job
 from evergrad.messages import Schema
 
 

@@ -149,6 +149,85 @@ def test_a_task_whose_second_attempt_is_given_up_is_still_pending():
     assert pool.hand_out(A, 5.0, None) is None
 
 
+def test_an_attempt_that_has_failed_goes_back_to_todo_and_is_counted_once():
+    pool = pool_of(1)
+    _, first = hand_out(pool, A)
+    assert pool.fail(first) == (0, 1)
+    assert pool.fail(first) is None
+    assert pool.finish(first) is None, "it was said to have failed"
+    _, second = hand_out(pool, B)
+    assert pool.fail(second) == (0, 2)
+    assert not pool.all_done()
+
+
+def test_an_attempt_given_up_may_still_fail():
+    pool = pool_of(1)
+    _, first = hand_out(pool, A)
+    pool.release(A)
+    assert pool.fail(first) == (0, 1)
+    assert hand_out(pool, B)[0] == 0
+
+
+def test_a_task_of_which_another_attempt_is_open_is_not_handed_out_again_when_one_fails():
+    pool = pool_of(1)
+    _, first = hand_out(pool, A)
+    hand_out(pool, B, now=5.0, backup_after_s=1.0)
+    assert pool.fail(first) == (0, 1)
+    assert pool.pending() == {0: (B, 5.0)}
+    assert pool.hand_out(C, 5.0, None) is None
+
+
+def test_no_attempt_at_a_task_set_aside_counts_any_more():
+    pool = pool_of(2)
+    _, first = hand_out(pool, A)
+    _, second = hand_out(pool, B)
+    pool.set_aside(0)
+    assert (pool.done, pool.left()) == (1, {1})
+    assert pool.finish(first) is None
+    assert pool.fail(first) is None
+    pool.finish(second)
+    assert pool.all_done()
+
+
+def test_a_task_back_in_todo_can_be_set_aside():
+    pool = pool_of(1)
+    hand_out(pool, A)
+    pool.release(A)
+    pool.set_aside(0)
+    assert pool.all_done()
+    assert pool.hand_out(B, 0.0, None) is None
+
+
+@pytest.mark.parametrize("owners", [None, {}])
+def test_fresh_tasks_are_those_never_handed_out(owners):
+    pool = TaskPool(range(2), AttemptNumbers(Term(1)), owners)
+    assert pool.has_fresh()
+    hand_out(pool, A)
+    assert pool.has_fresh()
+    hand_out(pool, B)
+    pool.release(B)
+    assert not pool.has_fresh()
+    assert pool.left() == {0, 1}
+
+
+def test_what_is_pending_is_younger_by_a_time_in_which_nobody_could_report():
+    pool = pool_of(1)
+    hand_out(pool, A, now=1.0)
+    pool.excuse(10.0)
+    assert pool.pending() == {0: (A, 11.0)}
+
+
+def test_an_attempt_is_held_by_whom_it_was_handed_to_until_it_is_done_given_up_or_failed():
+    pool = pool_of(3)
+    (_, first), (_, second), (_, third) = (hand_out(pool, m) for m in (A, B, C))
+    assert pool.holds(A, first)
+    assert not pool.holds(B, first)
+    pool.finish(first)
+    pool.release(B)
+    pool.fail(third)
+    assert not any(pool.holds(m, a) for m, a in ((A, first), (B, second), (C, third)))
+
+
 class Pool(RuleBasedStateMachine):
     """A pool under any order of events, against the plainest account of them."""
 
@@ -158,7 +237,7 @@ class Pool(RuleBasedStateMachine):
         super().__init__()
         self.count, self.now = 4, 0.0
         self.pool = pool_of(self.count)
-        self.task_of, self.done, self.open = {}, set(), {}
+        self.task_of, self.done, self.open, self.failed = {}, set(), {}, set()
 
     @rule(target=attempts, member=st.sampled_from([A, B, C]), backup=st.sampled_from([None, 2.0]))
     def ask(self, member, backup):
@@ -180,12 +259,27 @@ class Pool(RuleBasedStateMachine):
     @rule(attempt=attempts)
     def report(self, attempt):
         finished = self.pool.finish(attempt) if attempt is not None else None
-        if attempt is None or self.task_of[attempt] in self.done:
+        if attempt is None or attempt in self.failed or self.task_of[attempt] in self.done:
             assert finished is None
         else:
             assert finished[0] == self.task_of[attempt]
             self.done.add(finished[0])
             self.open = {m: a for m, a in self.open.items() if self.task_of[a] != finished[0]}
+
+    @rule(attempt=attempts)
+    def fail(self, attempt):
+        failed = self.pool.fail(attempt) if attempt is not None else None
+        if attempt is None or attempt in self.failed or self.task_of[attempt] in self.done:
+            assert failed is None
+            return
+        index = self.task_of[attempt]
+        self.failed.add(attempt)
+        self.open = {m: a for m, a in self.open.items() if a != attempt}
+        assert failed == (index, len([a for a in self.failed if self.task_of[a] == index]))
+        if failed[1] == 3:
+            self.pool.set_aside(index)
+            self.done.add(index)
+            self.open = {m: a for m, a in self.open.items() if self.task_of[a] != index}
 
     @rule(attempt=consumes(attempts))
     def lose(self, attempt):
@@ -204,6 +298,9 @@ class Pool(RuleBasedStateMachine):
     def the_pool_agrees(self):
         assert self.pool.done == len(self.done)
         assert self.pool.all_done() == (len(self.done) == self.count)
+        assert self.pool.left() == set(self.task_of.values()) - self.done
+        assert self.pool.has_fresh() == (len(set(self.task_of.values())) < self.count)
+        assert all(self.pool.holds(m, a) for m, a in self.open.items())
         assert self.pool.pending().keys() == {self.task_of[a] for a in self.open.values()}
         holders = [m for m, _ in self.pool.pending().values()]
         assert len(holders) == len(set(holders))

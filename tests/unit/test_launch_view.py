@@ -6,7 +6,7 @@ import msgspec
 from rich.console import Console
 
 from evergrad.launch import view
-from evergrad.messages import MemberStatus, Request, Role, Status
+from evergrad.messages import MemberStatus, Request, Role, SetAside, Status
 
 TRAINER = MemberStatus("trainer-0", Role.TRAINER, 41, 0.2, "step 7 [task 1]")
 PSERVER = MemberStatus("pserver-0", Role.PSERVER, 42, 0.1, "version 7")
@@ -133,3 +133,16 @@ def test_a_job_that_never_answered_still_has_a_summary() -> None:
         "",
         "the master was killed",
     ]
+
+
+def test_samples_that_were_not_trained_are_said_on_the_screen_and_in_the_summary() -> None:
+    aside = (SetAside("epoch 0, step 3, task 1", 1024, "ValueError: bad [row]\n"),)
+    status = but(dropped=2048, set_aside=aside, failure="the script raised in 1 task", ended=True)
+    lines = view.summary(status, ending(1, status.failure))
+    assert "dropped: 2,048 samples that came too late for their step, so not the same bits" in lines
+    assert "set aside: epoch 0, step 3, task 1 (1,024 samples): ValueError: bad [row]?" in lines
+    out = io.StringIO()
+    Console(file=out, width=120, markup=False).print(view.screen(status, {}))
+    assert "dropped: 2,048 samples" in out.getvalue()
+    assert "set aside: epoch 0, step 3, task 1" in out.getvalue()
+    assert not any("dropped" in line or "aside" in line for line in view.summary(STATUS, ending(0)))

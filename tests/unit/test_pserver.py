@@ -13,10 +13,12 @@ from evergrad.messages import (
     INIT_STEP,
     NEWEST,
     Attempt,
+    CloseEpoch,
     Commit,
     Committed,
     CountRows,
     Deposed,
+    EpochClosed,
     Export,
     Exported,
     ExportPart,
@@ -143,7 +145,7 @@ def dense(pserver):
 def test_a_restored_pserver_says_so_each_time_it_is_told():
     pserver = Pserver(Member("p0"))
     first = ask(pserver, restore(), MASTER)
-    assert first == Restored(Term(1), Generation(1), Place(0), Member("p0"), INIT_STEP)
+    assert first == Restored(Term(1), Generation(1), Place(0), Member("p0"), INIT_STEP, rows=(0,))
     assert ask(pserver, restore(), MASTER) == first
 
 
@@ -517,6 +519,72 @@ def test_a_refused_batch_changes_nothing_and_is_still_the_next():
     assert dense(pserver) == {9.0}
 
 
+def test_several_batches_that_come_as_one_count_as_so_many():
+    pserver = begun()
+    assert ask(pserver, replace(batch(0), batches=3)) == Pushed(Request(1))
+    assert dense(pserver) == {9.0}, "they are one update"
+    assert ask(pserver, Where(Request(1), Generation(1), 0, 0)).batches == 3
+    assert ask(pserver, batch(2)) == Pushed(Request(1)), "it is applied already"
+    assert ask(pserver, batch(4)) is None
+    assert ask(pserver, replace(batch(3), batches=2)) == Pushed(Request(1))
+    assert ask(pserver, Where(Request(1), Generation(1), 0, 0)).batches == 5
+
+
+def test_batches_some_of_which_are_applied_are_refused():
+    pserver = begun()
+    ask(pserver, replace(batch(0), batches=3))
+    before = state(pserver)
+    refused = ask(pserver, replace(batch(2), batches=2))
+    assert "batches 2 to 3 of a task of which 3 are applied" in refused.reason
+    assert state(pserver) == before
+
+
+def test_no_batch_of_an_epoch_that_is_over_is_applied_any_more():
+    pserver = begun()
+    ask(pserver, batch(0))
+    closed = EpochClosed(Term(1), Generation(1), 0, 0)
+    assert ask(pserver, CloseEpoch(Term(1), Generation(1), 0), MASTER) == closed
+    before = state(pserver)
+    assert ask(pserver, batch(1)) == ask(pserver, batch(0, task=9)) == Pushed(Request(1))
+    assert state(pserver) == before
+    assert ask(pserver, Where(Request(1), Generation(1), 0, 0)).batches > 10**9
+
+
+def test_the_end_of_an_epoch_is_acknowledged_again_and_does_not_touch_a_later_one():
+    pserver = begun()
+    close = CloseEpoch(Term(1), Generation(1), 0)
+    ask(pserver, close, MASTER)
+    ask(pserver, batch(0, epoch=1))
+    assert ask(pserver, close, MASTER) == EpochClosed(Term(1), Generation(1), 0, 0)
+    assert ask(pserver, Where(Request(1), Generation(1), 1, 0)).batches == 1
+    assert pserver.handle(MASTER, replace(close, generation=Generation(2))) == []
+
+
+def test_buffers_of_the_last_batch_stand():
+    pserver = fresh_with_buffers()
+    for number, value in enumerate((5.0, 2.5, 3.0)):
+        spans = (GroupGrads(0, 0.0, np.full(1, value, np.float32), ON), GroupGrads(1, 0.0, np.array([number]), ON))
+        pushed = PushBatch(Request(1), Generation(1), 0, number % 2, number // 2, (), spans)
+        assert isinstance(ask(pserver, pushed), Pushed)
+    pulled = ask(pserver, Pull(Request(1), Generation(1), NEWEST, False, (), (GroupSpan(0, 0, 1), GroupSpan(1, 0, 1))))
+    assert [values.tolist() for values in pulled.groups] == [[3.0], [2]]
+
+
+ON = np.ones(1, np.uint8)
+
+
+def fresh_with_buffers():
+    """A pserver of a float and an integer buffer, both zero."""
+    named = [(GroupKind.AVERAGED, "float32"), (GroupKind.LOWEST, "int64")]
+    groups = tuple(GroupSpec(kind, None, (ParameterSpec("b", (1,), dtype),)) for kind, dtype in named)
+    pserver = Pserver(Member("p0"))
+    pserver.handle(MASTER, replace(restore(), schema=replace(restore().schema, tables=(), groups=groups)))
+    zeros = (GroupGrads(0, 0.0, np.zeros(1, np.float32), ON), GroupGrads(1, 0.0, np.zeros(1, np.int64), ON))
+    ask(pserver, Push(Request(1), Generation(1), INIT_STEP, 0, FIRST, 1, (), zeros))
+    ask(pserver, commit(INIT_STEP, (0, FIRST)), MASTER)
+    return pserver
+
+
 # -- reading it all ----------------------------------------------------------------------------------------------------
 
 
@@ -582,3 +650,25 @@ def test_parts_of_a_batch_that_was_applied_are_forgotten():
     assert isinstance(ask(pserver, half), Pushed)
     assert isinstance(ask(pserver, batch(0), B), Pushed)
     assert pserver._parts._open == {}
+
+
+def test_the_first_batch_of_an_epoch_keeps_the_parts_that_have_come_of_others_of_it():
+    pserver = begun()
+    ask(pserver, batch(0))
+    first, second = (replace(batch(0, task=1, epoch=1), part=i, parts=2, tables=(), groups=()) for i in (0, 1))
+    assert isinstance(ask(pserver, first), Pushed)
+    assert isinstance(ask(pserver, batch(0, task=0, epoch=1), B), Pushed)
+    assert isinstance(ask(pserver, second), Pushed)
+    assert ask(pserver, Where(Request(1), Generation(1), 1, 1)).batches == 1
+
+
+def test_memory_is_promised_once_to_a_part_that_comes_twice():
+    row = 2 * 4 + 40 + 2 * 12
+    pserver = Pserver(Member("p0"), room=lambda: 6 * row)
+    pserver.handle(MASTER, restore())
+    ask(pserver, Push(Request(1), Generation(1), INIT_STEP, 0, FIRST, 1, (), (span(0.0),)))
+    ask(pserver, commit(INIT_STEP, (0, FIRST)), MASTER)
+    first, second = (replace(push(), part=i, parts=2, groups=(span(),) * i) for i in (0, 1))
+    assert all(isinstance(ask(pserver, part), Pushed) for part in (first, first, second, second))
+    assert pserver.counters["repeated pushes"] == 2
+    assert isinstance(ask(pserver, commit(0, (0, FIRST)), MASTER), Committed)

@@ -15,6 +15,7 @@ from evergrad.messages import (
     AskLeader,
     AsyncTask,
     Attempt,
+    Begin,
     BreakDone,
     CountRows,
     Ended,
@@ -23,6 +24,7 @@ from evergrad.messages import (
     Exported,
     ExportPart,
     Generation,
+    GiveUp,
     GroupKind,
     GroupSpec,
     Here,
@@ -32,6 +34,7 @@ from evergrad.messages import (
     LeaderIs,
     Leave,
     Left,
+    MayBegin,
     Member,
     Noted,
     Over,
@@ -43,6 +46,7 @@ from evergrad.messages import (
     Push,
     PushBatch,
     Pushed,
+    Raised,
     Refused,
     ReportMetrics,
     Request,
@@ -308,6 +312,36 @@ def test_a_batch_of_an_asynchronous_task_says_its_number():
     peer = ready(2)
     peer.run(peer.trainer.push_batch(ASYNC_TASK, 1, [], []), answer_with(Pushed))
     assert [(p.epoch, p.task, p.batch) for p in peer.messages(PushBatch)] == [(0, 3, 1)] * 2
+
+
+def test_batches_pushed_together_say_how_many_they_are():
+    peer = ready(2)
+    peer.run(peer.trainer.push_batch(ASYNC_TASK, 2, [], [], (), 2), answer_with(Pushed))
+    assert [(p.batch, p.batches) for p in peer.messages(PushBatch)] == [(2, 2)] * 2
+
+
+def test_whether_another_batch_may_begin_is_the_masters_word():
+    peer = ready()
+    peer.run(peer.trainer.may_begin(ASYNC_TASK, 3), answer_with(Begin))
+    (asked,) = peer.messages(MayBegin)
+    assert (asked.member, asked.attempt, asked.done) == ("t.1", ASYNC_TASK.attempt, 3)
+    with pytest.raises(Void):
+        peer.run(peer.trainer.may_begin(ASYNC_TASK, 3), answer_with(GiveUp))
+
+
+def test_one_declared_dead_that_asks_to_go_on_joins_anew_and_gives_its_task_up():
+    peer = ready()
+    answers = [answer_with(Unknown), joined, peer.agreed, answer_with(GiveUp)]
+    with pytest.raises(Void):
+        peer.run(peer.trainer.may_begin(ASYNC_TASK, 0), answers)
+    assert [m.member for m in peer.messages(MayBegin)] == ["t.1", "t.2"]
+
+
+def test_a_goodbye_names_the_task_in_which_the_script_raised():
+    peer = ready()
+    raised = Raised(Generation(1), Attempt(1, 1), 2, "ValueError: bad")
+    peer.run(peer.trainer.leave("a traceback", raised), answer_with(Left))
+    assert peer.messages(Leave)[0].raised == raised
 
 
 # -- saving ------------------------------------------------------------------------------------------------------------

@@ -32,7 +32,8 @@ class Ahead(Generic[T]):
     """
 
     def __init__(self, read: Callable[[int], T], count: int, reader: Reader | None) -> None:
-        self._read, self._count, self._reader = read, count, reader
+        self.count = count
+        self._read, self._reader = read, reader
         self._next: tuple[int, Future[T]] | None = None
 
     def take(self, number: int) -> T:
@@ -44,5 +45,5 @@ class Ahead(Generic[T]):
 
     def start(self, number: int) -> None:
         """Begin to read this batch, if there is one."""
-        if self._reader is not None and number < self._count:
+        if self._reader is not None and number < self.count:
             self._next = number, self._reader.submit(self._read, number)

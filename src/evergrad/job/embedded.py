@@ -1,5 +1,6 @@
 """A whole job inside this process: the same role classes, handed each other's messages without sockets."""
 
+import os
 from collections import deque
 from collections.abc import Callable, Iterable
 from math import inf
@@ -7,8 +8,14 @@ from math import inf
 from evergrad.errors import InvariantError
 from evergrad.kernels.warm import warm
 from evergrad.master.master import Master
+from evergrad.master.settings import Settings
 from evergrad.messages import Address, AnyMessage, Join, Member, Message, Place, Request, Role, Send
 from evergrad.pserver.pserver import Pserver
+from evergrad.trainer.cutting import MESSAGE_BYTES
+from evergrad.trainer.driver import Driver
+from evergrad.trainer.exchange import Exchange
+from evergrad.trainer.session import Session
+from evergrad.trainer.trainer import Identity, Trainer
 
 MASTER = Address("local://master")
 TRAINER = "trainer"
@@ -24,7 +31,7 @@ class LocalNetwork:
 
     def __init__(self, pservers: int) -> None:
         warm()
-        self.master = Master("embedded", pservers, lease_s=inf)
+        self.master = Master(Settings("embedded", pservers, lease_s=inf))
         self._now_s = 0.0
         self._roles: dict[str, Handle] = {MASTER: lambda src, message: self.master.handle(src, message, self._now_s)}
         self._queue: deque[tuple[str, str, Message]] = deque()
@@ -70,3 +77,13 @@ class LocalNetwork:
             elif to == TRAINER:
                 received.append((src, message))  # type: ignore[arg-type]
         return received
+
+
+def embedded_session(pservers: int = 1, message_bytes: int = MESSAGE_BYTES) -> Session:
+    """A job inside this process with so many pservers, its one trainer, and messages of about this size at most."""
+    exchange, network = Exchange(), LocalNetwork(pservers)
+    identity = Identity("trainer-0", os.getpid(), "")
+    trainer = Trainer(exchange, MASTER, identity, lambda: Member("trainer-0"), message_bytes)
+    driver = Driver(exchange, network)
+    driver.run(trainer.join())
+    return Session(trainer, driver)

@@ -6,6 +6,7 @@ one call, their rows read by one, and one node of autograd takes the gradients o
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from evergrad.job.held_rows import HeldRows
 from evergrad.job.reading import Reading, features_of, flat_ids
 from evergrad.job.table_rows import TableRows
 from evergrad.kernels.features import Ids, Index, are_numbered, number
@@ -80,6 +82,8 @@ class BatchRows:
         self._features: list[_Feature] = []
         self._ahead: dict[tuple[str, int, int, int | None], _Feature] = {}
         self._wanted: list[tuple[str, Keys]] = []
+        self._asked: list[tuple[str, Keys]] = []
+        self._held: HeldRows | None = None
         self._reading: Reading | None = None
 
     def number(self, batch: Any) -> None:
@@ -104,14 +108,28 @@ class BatchRows:
             if len(of_table) == 1:
                 of_table[0].covers = stop - start
 
-    def wanted(self) -> list[tuple[int, Keys]]:
-        """The different keys that were numbered, by table; their rows are given to `take`."""
-        return [(self._numbers[table], keys) for table, keys in self._wanted]
+    def wanted(self, held: HeldRows | None = None) -> list[tuple[int, Keys]]:
+        """The different keys to pull, by table; their rows are given to `take`.
+
+        Args:
+            held: rows that are used as they are, and that pulled ones are added to.
+        """
+        self._held, self._asked = held, self._wanted
+        if held is not None:
+            new = [(table, held[table].ask(keys)) for table, keys in self._wanted]
+            self._asked = [(table, keys) for table, keys in new if keys.size]
+        return [(self._numbers[table], keys) for table, keys in self._asked]
 
     def take(self, rows: Sequence[Floats]) -> None:
         """The rows `wanted` asked for."""
-        for (table, keys), of_table in zip(self._wanted, rows, strict=True):
-            self._tables[table].add(keys, of_table)
+        if self._held is None:
+            for (table, keys), of_table in zip(self._asked, rows, strict=True):
+                self._tables[table].add(keys, of_table)
+        else:
+            for (table, keys), of_table in zip(self._asked, rows, strict=True):
+                self._held[table].add(keys, of_table)
+            for table, keys in self._wanted:
+                self._tables[table].add(keys, self._pulled(table, keys))
         if read := [feature for feature in self._features if not feature.module.is_pooled]:
             self._reading = Reading([f.table for f in read], [f.index for f in read], [f.ids.shape for f in read])
             for feature, values in zip(read, self._reading.values(), strict=True):
@@ -153,6 +171,21 @@ class BatchRows:
         for rows in self._tables.values():
             rows.zero_grad()
 
+    def renew(self, read: PullRows) -> None:
+        """The rows have changed; those used again are read anew."""
+        for name, rows in self._tables.items():
+            rows.renew(partial(read, self._numbers[name]))
+        for feature in self._features:
+            feature.values = None
+
+    def _pulled(self, table: str, keys: Keys) -> Floats:
+        """The rows of different keys, held or pulled now."""
+
+        def pull(missing: Keys) -> Floats:
+            return self._pull(self._numbers[table], missing)
+
+        return pull(keys) if self._held is None else self._held[table].read(keys, pull)
+
     def _find_ahead(self, table: str, ids: Tensor, padding: int | None) -> _Feature | None:
         feature = self._ahead.get((table, ids.data_ptr(), ids.numel(), padding))
         return feature if feature is not None and feature.is_same(ids) else None
@@ -167,7 +200,7 @@ class BatchRows:
         found = rows.find(keys)
         if (found < 0).any():
             missing = keys[found < 0]
-            rows.add(missing, self._pull(self._numbers[table], missing))
+            rows.add(missing, self._pulled(table, missing))
             found = rows.find(keys)
         index[is_key] = found[inverse]
         return index

@@ -22,12 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evergrad.kernels.arrays import Integers, Keys, Rows
+from evergrad.kernels.aside import ASIDE, Aside, keep_entry
+from evergrad.kernels.entry import EMPTY, Integer
 from evergrad.kernels.hashing import SLOT_SHIFT, hash_key
 from evergrad.kernels.jit import i64, inline, kernel, pair, prefetch, reads, record, u8, void, writes
 
-Integer = int | np.int64
-
-EMPTY = -1
 UNIT_CLASS = 2
 UNIT = 1 << UNIT_CLASS
 """Entries of the smallest region: one cache line."""
@@ -336,11 +335,12 @@ def entry_of(index: Index, key: np.int64) -> Integer:
 
 
 @inline
-def remove(index: Index, slot: Integer, at: Integer) -> None:
+def remove(index: Index, aside: Aside, slot: Integer, at: Integer) -> None:
     """Remove the entry `at` of a slot; its row's number is free then. Entries behind it move up."""
     packed = index.regions[slot]
     start, mask = packed >> _CLASS_BITS, (1 << (packed & _CLASS_MASK)) - 1
     row = index.entries[2 * at + 1]
+    keep_entry(aside, slot, index.entries[2 * at], row)
     if row >= 0:
         index.free_rows[index.pool[FREE]] = row
         index.pool[FREE] += 1
@@ -377,8 +377,8 @@ def cut_down(index: Index, slot: Integer) -> None:
         _move(index, slot, fits)
 
 
-@kernel(i64, INDEX, reads(i64))
-def delete(index: Index, keys: Keys) -> int:
+@kernel(i64, INDEX, ASIDE, reads(i64))
+def delete(index: Index, aside: Aside, keys: Keys) -> int:
     """Delete the entries of those keys that have one here; returns how many there were."""
     deleted = 0
     for i in range(keys.size):
@@ -387,7 +387,7 @@ def delete(index: Index, keys: Keys) -> int:
         at = entry_of(index, keys[i])
         if at >= 0:
             slot = np.int64(hash_key(keys[i]) >> SLOT_SHIFT) - index.first_slot
-            remove(index, slot, at)
+            remove(index, aside, slot, at)
             cut_down(index, slot)
             deleted += 1
     return deleted

@@ -1,10 +1,16 @@
 """Sums over the tasks of a step, and checks of what is summed."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
 from evergrad.kernels.arrays import Floats, Numbers
+from evergrad.kernels.hashing import unique
 from evergrad.kernels.jit import f32, f64, flag, i32, i64, kernel, making_kernel, reads, void, writes
+
+RowPart = tuple[NDArray[np.int64], Floats, int]
+"""What one task contributes to a table: keys, their gradients (n, dim), samples."""
 
 
 def all_finite(array: Floats) -> bool:
@@ -67,6 +73,24 @@ def divide_rows(sums: Numbers, shared: NDArray[np.int32], total: float, means: F
             row, mean = sums[shared[j]], means[j]
             for c in range(means.shape[1]):
                 mean[c] = np.float32(row[c] / total)
+
+
+def mean_rows(parts: Sequence[RowPart], total: int, dim: int) -> tuple[NDArray[np.int64], Floats]:
+    """The different keys of all parts, and for each its sum of samples * gradient over `total`.
+
+    A key's terms are added in the order of the parts in float64, and its mean is rounded once.
+    """
+    keys, numbers = unique(np.concatenate([np.empty(0, np.int64), *(keys for keys, _, _ in parts)]))
+    is_shared = np.bincount(numbers, minlength=keys.size) > 1
+    shared = np.where(is_shared, np.cumsum(is_shared) - 1, -1).astype(np.int32)
+    sums = np.zeros((int(is_shared.sum()), dim))
+    means = np.empty((keys.size, dim), np.float32)
+    start = 0
+    for part, grads, samples in parts:
+        add_rows(sums, numbers[start : start + part.size], shared, grads, samples, total, means)
+        start += part.size
+    divide_rows(sums, shared, total, means)
+    return keys, means
 
 
 @kernel(void, writes(f64), reads(f32), f64)

@@ -99,7 +99,8 @@ def screen(status: Status, restarts: Mapping[str, int], is_stalled: bool = False
     if status.reported:
         epoch, metrics = max(status.reported.items())
         rows.append(Text(f"epoch {epoch} reported {_numbers(metrics)}"))
-    return Group(*rows, _members(status, restarts), *(Text(f"note: {n}") for n in status.notes))
+    said = [*_left_out(status), *(f"note: {n}" for n in status.notes)]
+    return Group(*rows, _members(status, restarts), *map(Text, said))
 
 
 def _bar(status: Status) -> Table:
@@ -122,7 +123,7 @@ def _members(status: Status, restarts: Mapping[str, int]) -> Table:
 
 def summary(status: Status | None, ending: Ending) -> list[str]:
     """What is left to say when all is over."""
-    lines = [_verdict(ending)]
+    lines = [_verdict(status, ending)]
     if status is not None:
         lines += [_totals(status, ending.wall_s), *_counted(status)]
     if ending.restarts:
@@ -133,7 +134,7 @@ def summary(status: Status | None, ending: Ending) -> list[str]:
     return lines
 
 
-def _verdict(ending: Ending) -> str:
+def _verdict(status: Status | None, ending: Ending) -> str:
     if ending.exit_status == 0:
         return "The job ended well."
     if ending.exit_status > 128:
@@ -154,7 +155,14 @@ def _counted(status: Status) -> list[str]:
     reports = [f"epoch {epoch}: {_numbers(m)}" for epoch, m in sorted(status.reported.items())]
     counters = ", ".join(f"{name} {n}" for name, n in sorted(status.counters.items()) if n)
     notes = [f"note: {n}" for n in status.notes]
-    return reports + ([f"counted: {counters}"] if counters else []) + notes
+    return reports + ([f"counted: {counters}"] if counters else []) + _left_out(status) + notes
+
+
+def _left_out(status: Status) -> list[str]:
+    """Samples that were not trained: those that came too late, and tasks that were set aside."""
+    dropped = f"dropped: {status.dropped:,} samples that came too late for their step, so not the same bits"
+    aside = [f"set aside: {t.task} ({t.samples:,} samples): {_plain(t.error)}" for t in status.set_aside]
+    return ([dropped] if status.dropped else []) + aside
 
 
 def _numbers(metrics: Mapping[str, float]) -> str:

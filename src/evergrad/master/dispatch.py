@@ -28,6 +28,7 @@ class AttemptNumbers:
 class _Pending:
     open: dict[Attempt, tuple[Member, float]] = field(default_factory=dict)
     handed_out: set[Attempt] = field(default_factory=set)
+    failures: int = 0
 
 
 class TaskPool:
@@ -99,6 +100,56 @@ class TaskPool:
                 del task.open[attempt]
             if held and not task.open:
                 self._todo[index] = None
+
+    def release_all(self) -> None:
+        """Give up what all hold; no attempt so far counts any more."""
+        self._index_of = {}
+        self._todo |= dict.fromkeys(self._tasks)
+        self._tasks = {}
+
+    def fail(self, attempt: Attempt) -> tuple[int, int] | None:
+        """An attempt has failed and can no more be reported done; the task goes back to todo, as with `release`.
+
+        Returns:
+            None if it is not one of a task that was still to be done; else the task, and how many of its attempts have
+            failed.
+        """
+        index = self._index_of.pop(attempt, None)
+        if index is None:
+            return None
+        task = self._tasks[index]
+        task.failures += 1
+        task.handed_out.remove(attempt)
+        task.open.pop(attempt, None)
+        if not task.open:
+            self._todo[index] = None
+        return index, task.failures
+
+    def set_aside(self, index: int) -> None:
+        """No attempt of this task, todo or pending, counts any more; it is as good as done."""
+        task = self._tasks.pop(index)
+        self._todo.pop(index, None)
+        self.done += 1
+        for attempt in task.handed_out:
+            del self._index_of[attempt]
+
+    def excuse(self, seconds: float) -> None:
+        """For so long nobody could report anything: what is pending is that much younger."""
+        for task in self._tasks.values():
+            task.open = {attempt: (member, since + seconds) for attempt, (member, since) in task.open.items()}
+
+    def left(self) -> set[int]:
+        """The tasks that have been handed out and are not done. Cost: one step for each."""
+        return set(self._tasks)
+
+    def has_fresh(self) -> bool:
+        """Whether there is a task that was never handed out."""
+        return bool(self._fresh_left) or any(index not in self._tasks for index in self._todo)
+
+    def holds(self, member: Member, attempt: Attempt) -> bool:
+        """Whether this is an open attempt of this member's."""
+        index = self._index_of.get(attempt)
+        return index is not None and self._tasks[index].open.get(attempt, ("", 0.0))[0] == member
 
     def all_done(self) -> bool:
         """Whether nothing is todo or pending."""

@@ -18,7 +18,7 @@ class Progress:
     """
 
     def __init__(self) -> None:
-        self.samples = 0
+        self.samples = self.dropped = 0
         self.reported: dict[int, dict[str, float]] = {}
         self.notes: list[str] = []
         self.unlogged: list[str] = []
@@ -41,6 +41,14 @@ class Progress:
             self._recent.append((now_s, samples))
         for name, value in metrics.items():
             self._live[name] = merge(self._live[name], value) if name in self._live else value
+
+    def drop(self, samples: int) -> None:
+        """So many samples came too late for their step. The first time, a note says what that means."""
+        if samples and not self.dropped:
+            self.note_event(
+                "samples were dropped that came too late (drop_after): the same bits cannot be promised any more"
+            )
+        self.dropped += samples
 
     def samples_per_s(self, now_s: float) -> float:
         """The rate over the last seconds."""

@@ -4,32 +4,42 @@ Every trainer runs the same script and says where it is in it; here is decided w
 evaluations and savings come in one order for all, whoever joins or leaves.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable
+from typing import NamedTuple
+
+import msgspec
 
 from evergrad.master.calls import Call, Evaluation, Saving
 from evergrad.master.dispatch import AttemptNumbers, TaskPool
-from evergrad.master.training import Now, Training
+from evergrad.master.pace import Behind
+from evergrad.master.record import EvaluationDone, Record, SavingDone
+from evergrad.master.training import AsyncEpoch, Failed, Now, Training
 from evergrad.messages import (
     INIT_STEP,
     NEWEST,
     Ask,
     Attempt,
+    Begin,
     BreakDone,
     DataSpec,
     EpochIs,
     EvalDone,
     EvalTask,
+    GiveUp,
     InitTask,
+    MayBegin,
     Member,
     Message,
     Over,
+    Progress,
+    Raised,
     Refused,
     Request,
     SaveDone,
     SaveTask,
+    Standing,
     TotalsAre,
     TrainDone,
-    UpdateName,
     UpdateSpec,
     WantBatch,
     WantEpoch,
@@ -41,19 +51,21 @@ SLOW_S = 1.0
 """A task pending for longer is shown as waited for."""
 
 
-class Decided:
-    """A commit that was decided: the step, and the pushes it is made of as (task, attempt)."""
+class Decided(NamedTuple):
+    """A commit that was decided: the step, the pushes it is made of as (task, attempt), and samples it does without."""
 
-    def __init__(self, step: int, chosen: Sequence[tuple[int, Attempt]]) -> None:
-        self.step, self.chosen = step, tuple(chosen)
+    step: int
+    chosen: tuple[tuple[int, Attempt], ...]
+    dropped: int = 0
 
 
 class Script:
-    """One generation's script.
+    """The script, through all generations.
 
     Args:
         update: the job's update rule.
         numbers: numbers attempts.
+        is_covered: whether scripts may pass this place, since no fall-back will go behind it.
 
     Invariants:
     1. The initial values are committed before anything else is handed out.
@@ -61,35 +73,147 @@ class Script:
     3. No step is handed out while an evaluation or a saving is open, and none of these opens inside an epoch.
     """
 
-    def __init__(self, update: UpdateSpec, numbers: AttemptNumbers) -> None:
+    def __init__(
+        self, update: UpdateSpec, numbers: AttemptNumbers, is_covered: Callable[[Progress], bool] = lambda _: True
+    ) -> None:
         self.training = Training(update, numbers)
         self.epochs = 0
         self.doing: dict[Member, str] = {}
-        self._is_sync = update.name is UpdateName.SYNC
+        self._is_sync = update.is_sync
         self._numbers = numbers
+        self._is_covered = is_covered
         self._initial = TaskPool([0], numbers, None)
+        self._is_initialized = False
+        self._adopted: Progress | None = None
+        self.passed = -1
+        """The last epoch whose batches scripts are past."""
         self._left_until = 0
         self._evaluations: dict[Call, Evaluation] = {}
         self._savings: dict[Call, Saving] = {}
 
+    # -- other generations and masters ---------------------------------------------------------------------------------
+
+    def progress(self) -> Progress | None:
+        """How far it is, None before the initial values; in `async` without the standing of tasks."""
+        if not self._is_initialized:
+            return None
+        return msgspec.structs.replace(self.training.progress(), left_until=self._left_until)
+
+    def restore(self, progress: Progress | None) -> None:
+        """A generation begins there, or with nothing: what anybody held is void."""
+        self.doing.clear()
+        self._adopted = None
+        self._initial = TaskPool([0], self._numbers, None)
+        self._is_initialized = progress is not None
+        self.training.restore(progress or Progress())
+        if progress is not None:
+            self._left_until = max(self._left_until, progress.left_until)
+        for call in self._open_calls():
+            call.release_all()
+
+    def calls_done(self) -> tuple[tuple[EvaluationDone, ...], tuple[SavingDone, ...]]:
+        """The evaluations and savings that are done."""
+        evaluations = (
+            EvaluationDone(*call, e.data, e.totals, e.failure) for call, e in self._evaluations.items() if e.is_done
+        )
+        savings = (SavingDone(*call, s.path, s.failure) for call, s in self._savings.items() if s.is_done)
+        return tuple(evaluations), tuple(savings)
+
+    def adopt(self, record: Record) -> None:
+        """Take over what another master has seen."""
+        self.epochs, self._left_until, self.passed = record.epochs, record.progress.left_until, record.passed
+        self._adopted = record.progress
+        self._evaluations = {(e.epoch, e.ordinal): Evaluation.again(e, self._numbers) for e in record.evaluations}
+        self._savings = {(s.epoch, s.ordinal): Saving.again(s, self._numbers) for s in record.savings}
+
+    @property
+    def begun(self) -> Progress:
+        """The epoch begun last; versions and standings in it, and whether its last task is done, the pservers know."""
+        if self._adopted is not None:
+            return self._adopted
+        progress, epoch = self.training.progress(), self.training.epoch
+        is_left = epoch is not None and epoch.is_left
+        return msgspec.structs.replace(progress, version=0, is_closed=is_left, left_until=self._left_until)
+
+    def facts(self) -> Hashable:
+        """What of it the next master must know, in short."""
+        done = sum(e.is_done for e in self._evaluations.values()), sum(s.is_done for s in self._savings.values())
+        return self.begun, self.epochs, self.passed, done
+
+    def resume(self, version: int, standing: Standing) -> None:
+        """Another master's epoch is where the pservers say."""
+        self.restore(msgspec.structs.replace(self.begun, version=version, standing=standing))
+
+    @property
+    def steps(self) -> int:
+        """Steps so far, or in `async` batches."""
+        return self.training.steps
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is trained: the model does not change."""
+        return self._is_initialized and self.training.is_idle
+
+    def _may_pass(self) -> bool:
+        progress = self.progress()
+        return progress is not None and self._is_covered(progress)
+
     # -- what is done --------------------------------------------------------------------------------------------------
 
-    def initial_or_step(self, done: TrainDone, now_s: float) -> tuple[int, Decided | None]:
-        """A task of training is reported done; returns the samples that count by it, and the commit it completes."""
-        if self._initial.finish(done.attempt):
-            if done.contributed:
-                return 0, Decided(INIT_STEP, [(0, done.attempt)])
-            self._initial = TaskPool([0], self._numbers, None)
-            return 0, None
+    def initial(self, done: TrainDone) -> Decided | None:
+        """The commit of the initial values, if it is these that are reported handed in."""
+        if not self._initial.finish(done.attempt):
+            return None
+        if done.contributed:
+            self._is_initialized = True
+            return Decided(INIT_STEP, ((0, done.attempt),))
+        self._initial = TaskPool([0], self._numbers, None)
+        return None
+
+    def trained(self, done: TrainDone, now_s: float) -> int:
+        """A task is reported done; returns the samples that count by it: 0 if it counts no more."""
+        epoch = self.training.epoch
+        return epoch.finish(done, now_s) if epoch is not None else 0
+
+    def decide(self, now_s: float) -> Decided | None:
+        """The commit of the present step, once it waits for nothing more."""
         training = self.training
         if training.epoch is None:
-            return 0, None
-        samples = training.epoch.finish(done, now_s)
+            return None
+        dropped = training.epoch.drop_late(now_s)
         chosen = training.epoch.commit()
         if chosen is None:
-            return samples, None
+            return None
         training.version += 1
-        return samples, Decided(training.version - 1, chosen)
+        return Decided(training.version - 1, tuple(chosen), dropped)
+
+    def settle(self) -> None:
+        """Whoever waits for a task has got one if there is any."""
+        if isinstance(self.training.epoch, AsyncEpoch):
+            self.training.epoch.settle()
+
+    def may_begin(self, ask: MayBegin) -> Begin | GiveUp | None:
+        """Whether a trainer may begin another batch of its task; None: it waits."""
+        epoch = self.training.epoch
+        may = epoch.may_begin(ask.member, ask.attempt, ask.done) if isinstance(epoch, AsyncEpoch) else None
+        if may is None:
+            return GiveUp(ask.request)
+        return Begin(ask.request) if may else None
+
+    def behind(self, member: Member) -> Behind | None:
+        """Whom a trainer that may not begin another batch waits for."""
+        epoch = self.training.epoch
+        return epoch.pace.behind(member) if isinstance(epoch, AsyncEpoch) and epoch.pace is not None else None
+
+    def failed(self, raised: Raised) -> Failed | None:
+        """The script has raised in a task; None if that attempt counts no more."""
+        epoch = self.training.epoch
+        return epoch.failed(raised.attempt, raised.batches) if epoch is not None else None
+
+    def set_aside(self, failed: Failed) -> None:
+        """The present epoch does without a task."""
+        assert self.training.epoch is not None
+        self.training.epoch.set_aside(failed.task)
 
     def take(self, done: EvalDone | SaveDone | BreakDone) -> None:
         """An evaluation, a saving or the leaving of a loop is reported."""
@@ -105,6 +229,7 @@ class Script:
                 epoch = self.training.epoch
                 if epoch is not None and epoch.number == done.epoch:
                     epoch.close()
+                    self.passed = max(self.passed, epoch.number)
                 self._left_until = max(self._left_until, done.left_until)
 
     def release(self, member: Member) -> None:
@@ -132,7 +257,7 @@ class Script:
         """
         if isinstance(want, WantEpoch):
             return self._epoch(ask.request, want)
-        if self._initial.done == 0:
+        if not self._is_initialized:
             return self._initial_task(ask, now)
         match want:
             case WantBatch():
@@ -158,7 +283,7 @@ class Script:
     def _batch(self, ask: Ask, want: WantBatch, now: Now) -> Message | None:
         epoch = self.training.epoch
         if epoch is None or want.epoch > epoch.number:
-            if not self.training.is_idle or self._open_calls():
+            if not self.training.is_idle or self._open_calls() or not self._may_pass():
                 return None
             epoch = self.training.open(want.epoch, want.data)
         if want.epoch < epoch.number:
@@ -169,7 +294,10 @@ class Script:
         if task is not None:
             self.doing[ask.member] = f"epoch {epoch.number} step {epoch.step}"
             return task
-        return Over(ask.request) if epoch.is_closed else None
+        if not (epoch.is_closed and self._may_pass()):
+            return None
+        self.passed = max(self.passed, epoch.number)
+        return Over(ask.request)
 
     def _totals(self, ask: Ask, want: WantTotals, now: Now) -> Message | None:
         call = (want.epoch, want.ordinal)
@@ -209,7 +337,8 @@ class Script:
 
     def _may_open(self, epoch: int) -> bool:
         """Whether a call at this place of the script can begin: nothing is trained, nothing else is open."""
-        return self.training.is_idle and epoch >= self.training.number and not self._open_calls()
+        is_free = self.training.is_idle and not self._open_calls() and self._may_pass()
+        return is_free and epoch >= self.training.number
 
     def _wait_or_refuse(self, request: Request, what: str, epoch: int) -> Message | None:
         if epoch >= self.training.number:
@@ -226,15 +355,25 @@ class Script:
 
     # -- status --------------------------------------------------------------------------------------------------------
 
-    def slow_task(self, now_s: float) -> tuple[int, Member, float] | None:
-        """The task pending longest, who holds it and for how long, if that is long."""
-        epoch = self.training.epoch
-        pending = [*(epoch.waits_for() if epoch is not None else {}).items()]
-        pending += [held for call in self._open_calls() for held in call.waits_for().items()]
+    def phase(self) -> str:
+        """What is under way, in a word or two."""
+        if not self._is_initialized:
+            return "starting"
+        if calls := self._open_calls():
+            return "saving" if isinstance(calls[0], Saving) else "evaluating"
+        return "between epochs" if self.training.is_idle else "training"
+
+    def slow_task(self, now_s: float) -> tuple[str, Member, float] | None:
+        """What has been pending longest, who holds it and for how long, if that is long."""
+        pending = [("the initial values", *held) for held in self._initial.pending().values()]
+        if self.training.epoch is not None:
+            pending += [(f"task {index}", *held) for index, held in self.training.epoch.waits_for().items()]
+        for call in self._open_calls():
+            pending += [(call.title, *held) for held in call.waits_for().values()]
         if not pending:
             return None
-        index, (member, since_s) = min(pending, key=lambda item: item[1][1])
-        return (index, member, now_s - since_s) if now_s - since_s > SLOW_S else None
+        what, member, since_s = min(pending, key=lambda held: held[2])
+        return (what, member, now_s - since_s) if now_s - since_s > SLOW_S else None
 
 
 def _other_data(what: str, first: DataSpec, other: DataSpec) -> str:

@@ -2,7 +2,8 @@
 
 import msgspec
 
-from evergrad.messages.types import Address, Generation, Member, Message, Place, Request, Role, Term
+from evergrad.messages.model import Count
+from evergrad.messages.types import Address, Attempt, Generation, Member, Message, Place, Request, Role, Term
 
 
 class Join(Message, frozen=True):
@@ -57,12 +58,25 @@ class HeartbeatReply(Message, frozen=True):
     failure: str | None
 
 
+class Raised(msgspec.Struct, frozen=True):
+    """The script raised `error` in an attempt at a task, of which every pserver has applied so many batches."""
+
+    generation: Generation
+    attempt: Attempt
+    batches: Count
+    error: str
+
+
 class Leave(Message, frozen=True):
-    """A member goes for good; what it held is handed to others. `failure` is the script's traceback, if it raised."""
+    """A member goes for good; what it held is handed to others.
+
+    `failure` is the script's traceback, if it raised; it ends the job, unless it was `raised` in a task.
+    """
 
     request: Request
     member: Member
     failure: str | None = None
+    raised: Raised | None = None
 
 
 class Unknown(Message, frozen=True):

@@ -4,7 +4,7 @@ from enum import StrEnum
 
 import msgspec
 
-from evergrad.messages.model import Schema
+from evergrad.messages.model import OneOrMore, Schema, Source
 from evergrad.messages.types import (
     AnyArray,
     Attempt,
@@ -20,7 +20,10 @@ from evergrad.messages.types import (
 
 
 class Restore(Message, frozen=True):
-    """Hold this model from now on, as the pserver of `place` of `places`; `checkpoint` None: from nothing."""
+    """Hold this model from now on, as the pserver of `place` of `places`; `source` None: from nothing.
+
+    `checkpoints`: the URL to write parts of checkpoints to.
+    """
 
     term: Term
     generation: Generation
@@ -28,21 +31,29 @@ class Restore(Message, frozen=True):
     place: Place
     places: int
     schema: Schema
-    checkpoint: int | None
+    source: Source | None
+    checkpoints: str | None = None
 
 
 class Restored(Message, frozen=True):
-    """A pserver holds a generation's model at `version`."""
+    """A pserver holds a generation's model at `version`, or cannot (`failure`).
+
+    `rows` of each table here, in the schema's order; `bytes_read` of files, in `seconds`.
+    """
 
     term: Term
     generation: Generation
     place: Place
     member: Member
     version: int
+    rows: tuple[int, ...] = ()
+    bytes_read: int = 0
+    seconds: float = 0.0
+    failure: str | None = None
 
 
 class Commit(Message, frozen=True):
-    """Apply the pushes of `step` that `chosen` lists as (task, attempt), in task order."""
+    """Apply the pushes of `step` that `chosen` lists as (task, attempt), in task order, then cut `serial`, if any."""
 
     term: Term
     generation: Generation
@@ -67,6 +78,23 @@ class Missing(Message, frozen=True):
     generation: Generation
     place: Place
     step: int
+
+
+class CloseEpoch(Message, frozen=True):
+    """Under `Async` an epoch is over: apply none of its batches any more."""
+
+    term: Term
+    generation: Generation
+    epoch: int
+
+
+class EpochClosed(Message, frozen=True):
+    """No batch of this epoch is applied any more."""
+
+    term: Term
+    generation: Generation
+    place: Place
+    epoch: int
 
 
 class Deposed(Message, frozen=True):
@@ -171,7 +199,10 @@ class Push(Message, frozen=True):
 
 
 class PushBatch(Message, frozen=True):
-    """What one batch of an asynchronous task contributes; applied when it is the task's next and all parts are here."""
+    """What `batches` batches of an asynchronous task, from `batch` on, contribute together.
+
+    Applied when that one is the task's next and all parts are here.
+    """
 
     request: Request
     generation: Generation
@@ -183,6 +214,7 @@ class PushBatch(Message, frozen=True):
     evict: tuple[TableKeys, ...] = ()
     part: int = 0
     parts: int = 1
+    batches: OneOrMore = 1
 
 
 class Pushed(Message, frozen=True):

@@ -21,12 +21,21 @@ class MemberStatus(msgspec.Struct, frozen=True):
     doing: str
 
 
+class SetAside(msgspec.Struct, frozen=True):
+    """A task that is done no more since the script raised `error` in it: which one, and samples left out by that."""
+
+    task: str
+    samples: int
+    error: str
+
+
 class Status(Message, frozen=True):
     """How the job goes. `waiting_for` says who is waited for and why, or is empty.
 
     `epoch` is the one under way (-1 before the first), `step`/`steps` count inside it (tasks in `async`);
     `samples` counts samples trained since the start; `live` holds the means of what the script reported inside the
-    epoch (its loss), `reported` the last metrics by epoch; `counters` count what was refused or repeated.
+    epoch (its loss), `reported` the last metrics by epoch; `counters` count what was refused or repeated. `dropped`
+    counts samples that came too late for their step.
     """
 
     request: Request
@@ -47,13 +56,19 @@ class Status(Message, frozen=True):
     notes: tuple[str, ...]
     ended: bool
     failure: str | None
+    dropped: int = 0
+    set_aside: tuple[SetAside, ...] = ()
 
 
 class StopJob(Message, frozen=True):
-    """The launcher asks the master to end the job, with this failure or without one."""
+    """The launcher asks the master to end the job, with this failure or without one.
+
+    `grace_s`: after one more checkpoint, if it is made within so many seconds; None: at once.
+    """
 
     request: Request
     failure: str | None
+    grace_s: float | None = None
 
 
 class Noted(Message, frozen=True):

@@ -2,20 +2,23 @@
 
 import msgspec
 
-from evergrad.messages.model import DataSpec, Schema
+from evergrad.messages.model import CheckpointSpec, DataSpec, Schema
 from evergrad.messages.types import Address, Attempt, Generation, Member, Message, Numbers, Place, Request, Term
 
 
 class Agree(Message, frozen=True):
     """A trainer names the model it trains. Answered when all pservers hold it, or with what differs.
 
-    `initial` is a digest of the dense values it was made with.
+    `initial` is a digest of the dense values it was made with; the first trainer's `checkpoints` count, and the
+    checkpoint it would begin with where there is none of the job's own (`warm_start`).
     """
 
     request: Request
     member: Member
     schema: Schema
     initial: str = ""
+    checkpoints: CheckpointSpec | None = None
+    warm_start: str | None = None
 
 
 class PserverAt(msgspec.Struct, frozen=True):
@@ -145,7 +148,11 @@ class InitTask(Message, frozen=True):
 
 
 class SyncTask(Message, frozen=True):
-    """One batch of step `step`: positions [start, stop) of the epoch order. `index` is its number in the step."""
+    """One batch of step `step`: positions [start, stop) of the epoch order. `index` is its number in the step.
+
+    In `LocalSGD` several batches, one after the other. `first` is the number of the first, counted along one path of
+    tasks over all steps: a trainer's own learning rates depend on it.
+    """
 
     request: Request
     term: Term
@@ -156,6 +163,7 @@ class SyncTask(Message, frozen=True):
     index: int
     start: int
     stop: int
+    first: int = 0
 
 
 class AsyncTask(Message, frozen=True):
@@ -173,6 +181,27 @@ class AsyncTask(Message, frozen=True):
     start: int
     stop: int
     first: int
+
+
+class MayBegin(Message, frozen=True):
+    """May this trainer begin another batch, having done so many in this attempt? Asked under bounded staleness."""
+
+    request: Request
+    member: Member
+    attempt: Attempt
+    done: int
+
+
+class Begin(Message, frozen=True):
+    """It may."""
+
+    request: Request
+
+
+class GiveUp(Message, frozen=True):
+    """The attempt counts no more, or not as this trainer's: ask for another task."""
+
+    request: Request
 
 
 class EvalTask(Message, frozen=True):
@@ -218,9 +247,23 @@ class Ended(Message, frozen=True):
 
 
 class ReportMetrics(Message, frozen=True):
-    """Metrics the script reported for an epoch; shown by the launcher."""
+    """Metrics the script reported for an epoch, to be shown; `best` rates the checkpoint of its end."""
 
     request: Request
     member: Member
     epoch: int
     metrics: dict[str, float]
+    best: float | None = None
+
+
+class AskCheckpoint(Message, frozen=True):
+    """Make a checkpoint soon."""
+
+    request: Request
+    member: Member
+
+
+class StartAgain(Message, frozen=True):
+    """The job has fallen back behind where the asker's script is: the process must start its script again."""
+
+    request: Request

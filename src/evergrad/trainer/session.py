@@ -3,9 +3,10 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from evergrad.errors import ConfigError
-from evergrad.messages import Member, WantEnd
+from evergrad.messages import Attempt, Generation, Member, Raised, WantEnd
 from evergrad.trainer.driver import Driver
 from evergrad.trainer.exchange import Exchange
 from evergrad.trainer.trainer import Identity, Trainer
@@ -16,6 +17,14 @@ MASTER, JOB, NAME, SEED = "EVERGRAD_MASTER", "EVERGRAD_JOB", "EVERGRAD_NAME", "E
 GOODBYE_S = 2.0
 
 
+class AtTask(NamedTuple):
+    """A task of training that the script is at, and how many of its batches every pserver is known to have applied."""
+
+    generation: Generation
+    attempt: Attempt
+    batches: int = 0
+
+
 @dataclass(slots=True)
 class Session:
     """A trainer and what drives it."""
@@ -24,6 +33,8 @@ class Session:
     driver: Driver
     inside: str = ""
     """Where in the job's loops the script is, for people; empty outside of them."""
+    task: AtTask | None = None
+    """What the script is at, until it asks for what is next."""
 
     def finish(self) -> None:
         """The script is at its end; returns when the job is.
@@ -34,9 +45,9 @@ class Session:
         while True:
             self.driver.run(self.trainer.ask(WantEnd(), None))
 
-    def leave(self, failure: str | None = None) -> bool:
-        """Say goodbye, with the script's traceback if it raised; returns whether the master has heard it."""
-        return self.driver.say_goodbye(self.trainer.leave(failure), GOODBYE_S)
+    def leave(self, failure: str | None = None, raised: Raised | None = None) -> bool:
+        """Say goodbye, with the script's traceback and the task it was at if it raised; returns whether it is heard."""
+        return self.driver.say_goodbye(self.trainer.leave(failure, raised), GOODBYE_S)
 
 
 current: Session | None = None
@@ -66,6 +77,7 @@ def connect(environment: Mapping[str, str], numerics: str) -> Session:
         return member
 
     trainer = Trainer(exchange, master, Identity(name, os.getpid(), numerics), incarnation)
+    driver.hear = trainer.hear
     current = Session(trainer, driver)
     driver.run(trainer.join())
     return current

@@ -1,0 +1,155 @@
+"""A trainer's way through the tasks of `Async`: reading ahead, waiting for slower trainers, pushing in groups."""
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from evergrad.errors import InvariantError
+from evergrad.job.ahead import Ahead
+from evergrad.job.arguments import added
+from evergrad.job.batch import Fetched, OpenBatch, Read
+from evergrad.job.held_rows import HeldRows
+from evergrad.messages import AsyncTask, Partial, Schema
+from evergrad.trainer.accumulated import Accumulated, Contribution
+from evergrad.trainer.exchange import Flow
+from evergrad.trainer.session import AtTask, Session
+from evergrad.trainer.trainer import PushRefused, RowGrads, SpanGrads, Void
+
+Ask = Callable[[Read, HeldRows | None], Fetched]
+"""Asks for what a batch needs beyond what is held."""
+Metrics = dict[str, Partial]
+
+
+class _Pushing(NamedTuple):
+    """A group of batches on its way to the pservers."""
+
+    task: AsyncTask
+    first: int
+    batches: int
+    is_empty: bool
+    flow: Flow[None]
+
+
+class AsyncTasks:
+    """Runs through asynchronous tasks, batch by batch.
+
+    A task's batches are pushed in groups of `push_every`, counted from its beginning, so that all trainers cut it
+    alike; it is resumed where a group begins. Everything is pulled anew every `pull_every` batches, and where a task is
+    begun or resumed.
+
+    Args:
+        session: the conversation with the job.
+        is_ahead: whether to pull for the next batch, and to push, while the script computes.
+        enter: puts what a batch needs into the model, makes it the open one and returns it as the script gets it.
+        check: told of every batch that the script has left.
+        warn: says something once.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        is_ahead: bool,
+        enter: Callable[[OpenBatch, Fetched], Any],
+        check: Callable[[OpenBatch], None],
+        warn: Callable[[str], None],
+    ) -> None:
+        self._session, self._is_ahead = session, is_ahead
+        self._enter, self._check, self._warn = enter, check, warn
+        self._group: Accumulated | None = None
+        self._first = self._stop = 0
+        self._pushing: _Pushing | None = None
+
+    def run(
+        self, task: AsyncTask, schema: Schema, reading: Ahead[Read], ask: Ask
+    ) -> Generator[Any, None, Metrics | None]:
+        """The batches of a task from where the pservers stand on.
+
+        Returns:
+            The metrics of all batches once every pserver has applied them; None if the task counts no more.
+        """
+        try:
+            return (yield from self._run(task, schema, reading, ask))
+        except GeneratorExit:
+            with suppress(Void):
+                self._finish_push()
+            raise
+        except Void:
+            with suppress(Void):
+                self._finish_push()
+            return None
+        finally:
+            self._group = self._pushing = None
+
+    def contribute(self, batch: OpenBatch, rows: Sequence[RowGrads], spans: Sequence[SpanGrads]) -> None:
+        """The open batch contributes these; its group is pushed if it is the last, once the one before is applied."""
+        task = batch.task
+        assert self._group is not None
+        assert isinstance(task, AsyncTask)
+        self._group.add(rows, spans, batch.samples, batch.evict)
+        if batch.number + 1 == self._stop:
+            self._push(task)
+
+    def _run(self, task: AsyncTask, schema: Schema, reading: Ahead[Read], ask: Ask) -> Generator[Any, None, Metrics]:
+        update, count, metrics = schema.update, reading.count, Metrics()
+        held: HeldRows | None = None
+        ahead: Fetched | None = None
+        first = self._session.driver.run(self._session.trainer.where(task))
+        self._applied(task, first)
+
+        def fetch(number: int) -> Fetched:
+            nonlocal held
+            if update.pull_every > 1 and (number == first or number % update.pull_every == 0):
+                held = HeldRows(schema.tables)
+            return ask(reading.take(number), held)
+
+        for number in range(first, count):
+            if number % update.push_every == 0:
+                self._group = Accumulated(schema)
+                self._first, self._stop = number, min(number + update.push_every, count)
+            if update.max_staleness is not None:
+                self._session.driver.run(self._session.trainer.may_begin(task, number - first))
+            fetched, ahead = ahead or fetch(number), None
+            if self._is_ahead and number + 1 < count:
+                with suppress(Exception):  # it is read again in its turn, and raises there
+                    ahead = fetch(number + 1)
+            batch = OpenBatch(task, task.first + number, fetched.read.samples, number)
+            opened = self._enter(batch, fetched)
+            if self._is_ahead:
+                reading.start(number + 2)
+            yield opened
+            self._check(batch)
+            if number + 1 == self._stop and self._group is not None:
+                self._push(task)
+            if ahead is None:
+                self._finish_push()
+            metrics = added(metrics, batch.metrics)
+        return metrics
+
+    def _push(self, task: AsyncTask) -> None:
+        """Start to push what the present group contributes."""
+        assert self._group is not None
+        self._finish_push()
+        together, self._group = self._group.together(), None
+        self._start_push(task, self._first, self._stop - self._first, together)
+
+    def _start_push(self, task: AsyncTask, first: int, batches: int, together: Contribution) -> None:
+        push = self._session.trainer.push_batch(task, first, *together, batches)
+        is_empty = not (together.rows or together.spans or together.evict)
+        self._pushing = _Pushing(task, first, batches, is_empty, self._session.driver.start(push))
+
+    def _finish_push(self) -> None:
+        """Wait until the group on its way is applied; one that is refused counts as done with nothing in it."""
+        while (pushing := self._pushing) is not None:
+            self._pushing = None
+            task, first, batches, is_empty, flow = pushing
+            try:
+                self._session.driver.run(flow)
+                self._applied(task, first + batches)
+            except PushRefused as exc:
+                if is_empty:
+                    raise InvariantError(f"a push of nothing is refused: {exc}") from exc
+                self._warn(f"a batch was left out: {exc}")
+                self._start_push(task, first, batches, Contribution())
+
+    def _applied(self, task: AsyncTask, batches: int) -> None:
+        self._session.task = AtTask(task.generation, task.attempt, batches)
