@@ -440,7 +440,7 @@ class Pserver:
         reasons += [admission.refuse_span(span) for span in pull.groups]
         if reason := next((reason for reason in reasons if reason), None):
             return self._refused(pull.request, reason)
-        rows = tuple(admission.encoded(model.rows(t.table, t.keys, pull.evaluating)) for t in pull.tables)
+        rows = tuple(admission.encoded(rows) for rows in model.rows(pull.tables, pull.evaluating))
         groups = tuple(model.span(g.group)[g.start : g.stop] for g in pull.groups)
         return Pulled(pull.request, self._version, rows, groups)
 

@@ -70,19 +70,21 @@ class Table:
         """How often it was updated."""
         return self._updates
 
-    def pull(self, keys: Keys, evaluating: bool) -> Floats:
+    def pull(self, keys: Keys, evaluating: bool, out: Floats | None = None) -> Floats:
         """Copy the rows of `keys`; changes nothing.
 
         Args:
             keys: shape (n,); duplicates allowed; all owned by this pserver.
             evaluating: a key without a row yields zeros if the table says so, and its initial value otherwise.
+            out: where to, shape (n, dim); a fresh array if not given.
 
         Returns:
-            Shape (n, dim), row i for `keys[i]`; a fresh array the caller may change.
+            Shape (n, dim), row i for `keys[i]`.
         Cost: n probes, n * dim * 4 bytes copied.
         """
         rows = index.find(self._index, keys)
-        out = np.empty((keys.size, self._spec.dim), np.float32)
+        if out is None:
+            out = np.empty((keys.size, self._spec.dim), np.float32)
         if gather.copy_rows(self._rows.array, self._stride, rows, out):
             first = self._zeros if evaluating and self._spec.unseen_zero else self._first
             gather.fill_missing(rows, keys, first, self._scratch, out)
