@@ -1,0 +1,358 @@
+"""Sixteen float32 side by side, which a kernel computes with at once: a cache line of them.
+
+numba knows no such type. Its loops over the few numbers of a row become vector code only behind checks that the arrays
+do not overlap, which took as long as the row itself; and it cannot read numbers of 16 bits. Here both are said outright.
+Arithmetic is + - * / `root` and `fused`, each correctly rounded, so the bits are those of one number after the other.
+
+An array holds what the job's wire has: float32, bfloat16 as uint16 or float16 as int16. Reading is exact; writing rounds
+to the nearest, ties to even, as torch and numpy do. With `jit.py` this is all that knows numba.
+"""
+
+import operator
+from collections.abc import Callable
+from typing import Any, cast
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.core.typing.templates import AbstractTemplate, infer_global, signature
+from numba.extending import intrinsic, lower_builtin, lower_cast, models, register_model
+from numpy.typing import NDArray
+
+from evergrad.kernels.jit import f32, i16, inline, u16
+
+Lanes = np.float32
+"""Inside kernels: sixteen float32. A plain number that meets them is taken sixteen times."""
+Mask = np.bool_
+"""Inside kernels: the result of comparing lanes."""
+Count = int | None
+"""How many of the lanes there are in an array: all (`None`), or that many from the first on."""
+Wired = NDArray[Any]
+"""A flat array of numbers as the wire has them."""
+
+WIDTH = 16
+WIRE = (f32, u16, i16)
+"""The types of numbers on the wire, as kernels see them."""
+
+_lane = ir.IntType(32)
+_float = ir.VectorType(ir.FloatType(), WIDTH)
+_word = ir.VectorType(_lane, WIDTH)
+_half = ir.VectorType(ir.IntType(16), WIDTH)
+_flag = ir.VectorType(ir.IntType(1), WIDTH)
+
+
+class _Type(types.Type):  # type: ignore[misc]  # numba has no types
+    pass
+
+
+LANES, MASK = _Type("Lanes"), _Type("Mask")
+_MODELS = {LANES: _float, MASK: _flag}
+
+
+@register_model(_Type)
+class _Model(models.PrimitiveModel):  # type: ignore[misc]  # numba has no types
+    def __init__(self, manager: Any, of: Any) -> None:
+        super().__init__(manager, of, _MODELS[of])
+
+
+def _all(builder: Any, vector: Any, value: Any) -> Any:
+    """A vector of this one value."""
+    nothing = ir.Constant(vector, ir.Undefined)
+    first = builder.insert_element(nothing, value, _lane(0))
+    return builder.shuffle_vector(first, nothing, ir.Constant(ir.VectorType(_lane, vector.count), [0] * vector.count))
+
+
+@lower_cast(types.Float, LANES)
+def _spread(context: Any, builder: Any, of: Any, _: Any, value: Any) -> Any:
+    return _all(builder, _float, context.cast(builder, value, of, f32))
+
+
+def _define(function: Any, result: Any, build: Callable[[Any, Any], Any], operands: int = 2) -> None:
+    """Let an operator work on lanes, and on lanes and numbers."""
+
+    @infer_global(function)
+    class _Template(AbstractTemplate):  # type: ignore[misc]  # numba has no types
+        def generic(self, arguments: Any, _: Any) -> Any:
+            fits = all(a == LANES or isinstance(a, types.Float) for a in arguments)
+            is_ours = LANES in arguments and len(arguments) == operands and fits
+            return signature(result, *(LANES,) * operands) if is_ours else None
+
+    @lower_builtin(function, *(LANES,) * operands)
+    def _lower(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
+        return build(builder, arguments)
+
+
+_define(operator.add, LANES, lambda builder, a: builder.fadd(*a))
+_define(operator.sub, LANES, lambda builder, a: builder.fsub(*a))
+_define(operator.mul, LANES, lambda builder, a: builder.fmul(*a))
+_define(operator.truediv, LANES, lambda builder, a: builder.fdiv(*a))
+_define(operator.neg, LANES, lambda builder, a: builder.fneg(*a), operands=1)
+_define(operator.lt, MASK, lambda builder, a: builder.fcmp_ordered("<", *a))
+_define(operator.gt, MASK, lambda builder, a: builder.fcmp_ordered(">", *a))
+
+
+def _call(builder: Any, name: str, result: Any, *arguments: Any) -> Any:
+    """Call a function of LLVM's own."""
+    shape = ir.FunctionType(result, [a.type for a in arguments])
+    declare: Any = cgutils.get_or_insert_function
+    return builder.call(declare(builder.module, shape, name), arguments)
+
+
+@intrinsic
+def _fused(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
+    of = LANES if LANES in (a, b, c) else f32
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.fma(*arguments) if of == f32 else _call(builder, "llvm.fma.v16f32", _float, *arguments)
+
+    return of(of, of, of), generate
+
+
+fused = cast(Callable[[Any, Any, Any], Lanes], _fused)
+"""Inside kernels only: a * b + c of numbers or lanes, rounded once; by the processor, or on one that cannot by the C
+library."""
+
+
+@intrinsic
+def _root(typing_context: Any, x: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return _call(builder, "llvm.sqrt.v16f32", _float, *arguments)
+
+    return LANES(LANES), generate
+
+
+root = cast(Callable[[Lanes], Lanes], _root)
+"""Inside kernels only: the square root."""
+
+
+@intrinsic
+def _size(typing_context: Any, x: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return _call(builder, "llvm.fabs.v16f32", _float, *arguments)
+
+    return LANES(LANES), generate
+
+
+size = cast(Callable[[Lanes], Lanes], _size)
+"""Inside kernels only: the absolute value."""
+
+
+@intrinsic
+def _power(typing_context: Any, x: Any, exponent: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        powers = arguments[0]
+        for n in range(WIDTH):
+            number = builder.fpext(builder.extract_element(arguments[0], _lane(n)), ir.DoubleType())
+            power = _call(builder, "llvm.pow.f64", ir.DoubleType(), number, arguments[1])
+            powers = builder.insert_element(powers, builder.fptrunc(power, ir.FloatType()), _lane(n))
+        return powers
+
+    return LANES(LANES, types.float64), generate
+
+
+power = cast(Callable[[Lanes, float], Lanes], _power)
+"""Inside kernels only: a power by the machine's own function, in float64: not the same bits on all machines."""
+
+
+@intrinsic
+def _where(typing_context: Any, mask: Any, a: Any, b: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.select(*arguments)
+
+    return LANES(MASK, LANES, LANES), generate
+
+
+where = cast(Callable[[Mask, Any, Any], Lanes], _where)
+"""Inside kernels only: lane by lane the second where the first is true, else the third."""
+
+
+@intrinsic
+def _is_any(typing_context: Any, mask: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return _call(builder, "llvm.vector.reduce.or.v16i1", ir.IntType(1), *arguments)
+
+    return types.boolean(MASK), generate
+
+
+is_any = cast(Callable[[Mask], bool], _is_any)
+"""Inside kernels only: whether a mask is true somewhere."""
+
+
+# -- reading and writing -----------------------------------------------------------------------------------------------
+
+
+def _read(builder: Any, dtype: Any, bits: Any, to: Any) -> Any:
+    """Numbers of the wire's type as float32; `bits` and `to` are vectors of one length or single numbers."""
+    if dtype == f32:
+        return bits
+    many = isinstance(to, ir.VectorType)
+    if dtype == i16:
+        half: Any = ir.VectorType(ir.HalfType(), WIDTH) if many else ir.HalfType()
+        return builder.fpext(builder.bitcast(bits, half), to)
+    word: Any = _word if many else _lane
+    shift = ir.Constant(word, [16] * WIDTH if many else 16)
+    return builder.bitcast(builder.shl(builder.zext(bits, word), shift), to)
+
+
+def _written(builder: Any, dtype: Any, lanes: Any) -> Any:
+    """Lanes as numbers of the wire's type, rounded."""
+    if dtype == f32:
+        return lanes
+    if dtype == i16:
+        return builder.bitcast(builder.fptrunc(lanes, ir.VectorType(ir.HalfType(), WIDTH)), _half)
+
+    def constant(number: int) -> Any:
+        return ir.Constant(_word, [number] * WIDTH)
+
+    word = builder.bitcast(lanes, _word)
+    top = builder.lshr(word, constant(16))
+    rounding = builder.add(constant(0x7FFF), builder.and_(top, constant(1)))
+    rounded = builder.lshr(builder.add(word, rounding), constant(16))
+    is_nan = builder.fcmp_unordered("uno", lanes, lanes)
+    return builder.trunc(builder.select(is_nan, builder.or_(top, constant(0x40)), rounded), _half)
+
+
+def _address(context: Any, builder: Any, of: Any, array: Any, at: Any) -> Any:
+    return builder.gep(context.make_array(of)(context, builder, array).data, [at])
+
+
+def _lines(dtype: Any) -> tuple[Any, str, Any]:
+    """The vector an array of this type is read by, LLVM's name for it, and its alignment in a network's buffer."""
+    return (_float, "v16f32", _lane(1)) if dtype == f32 else (_half, "v16i16", _lane(1))
+
+
+def _below(builder: Any, count: Any) -> Any:
+    """Which lanes are those before the `count`-th."""
+    numbers = ir.Constant(_word, list(range(WIDTH)))
+    return builder.icmp_signed("<", numbers, _all(builder, _word, builder.trunc(count, _lane)))
+
+
+@intrinsic
+def _load(typing_context: Any, array: Any, at: Any, count: Any) -> Any:
+    vector, name, align = _lines(array.dtype)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        address = _address(context, builder, array, *arguments[:2])
+        pointer = builder.bitcast(address, vector.as_pointer())
+        if count == types.none:
+            bits = builder.load(pointer)
+            bits.align = align.constant
+        else:
+            mask, nothing = _below(builder, arguments[2]), ir.Constant(vector, None)
+            bits = _call(builder, f"llvm.masked.load.{name}.p0", vector, pointer, align, mask, nothing)
+        return _read(builder, array.dtype, bits, _float)
+
+    return LANES(array, types.int64, count), generate
+
+
+load = cast(Callable[[Wired, int, Count], Lanes], _load)
+"""Inside kernels only: the numbers of a flat array from `at` on; lanes beyond `count` are zero."""
+
+
+@intrinsic
+def _store(typing_context: Any, array: Any, at: Any, count: Any, lanes: Any) -> Any:
+    vector, name, align = _lines(array.dtype)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        address = _address(context, builder, array, *arguments[:2])
+        pointer = builder.bitcast(address, vector.as_pointer())
+        bits = _written(builder, array.dtype, arguments[3])
+        if count == types.none:
+            builder.store(bits, pointer, align=align.constant)
+        else:
+            mask = _below(builder, arguments[2])
+            _call(builder, f"llvm.masked.store.{name}.p0", ir.VoidType(), bits, pointer, align, mask)
+        return context.get_dummy_value()
+
+    return types.void(array, types.int64, count, LANES), generate
+
+
+store = cast(Callable[[Wired, int, Count, Lanes], None], _store)
+"""Inside kernels only: write the first `count` lanes to a flat array from `at` on."""
+
+
+@intrinsic
+def _number(typing_context: Any, array: Any, at: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        bits = builder.load(_address(context, builder, array, *arguments))
+        bits.align = 1
+        return _read(builder, array.dtype, bits, ir.FloatType())
+
+    return f32(array, types.int64), generate
+
+
+number = cast(Callable[[Wired, int], np.float32], _number)
+"""Inside kernels only: one number of a flat array, as float32."""
+
+
+@inline
+def over(step: Callable[..., None], size: int, arguments: tuple[Any, ...]) -> None:
+    """Call `step(at, count, *arguments)` for the lines of `size` numbers, the last with what remains."""
+    for at in range(0, size - WIDTH + 1, WIDTH):
+        step(at, None, *arguments)
+    rest = size % WIDTH
+    if rest:
+        step(size - rest, rest, *arguments)
+
+
+@intrinsic
+def _add_squares(typing_context: Any, sums: Any, block: Any) -> Any:
+    many = ir.VectorType(ir.DoubleType(), WIDTH)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        base = _address(context, builder, block, arguments[1], _lane(0))
+        lines = [builder.bitcast(builder.gep(base, [_lane(WIDTH * n)]), _float.as_pointer()) for n in range(WIDTH)]
+        into = builder.bitcast(_address(context, builder, sums, arguments[0], _lane(0)), many.as_pointer())
+        total = builder.load(into, align=8)
+        for column in _transposed(builder, [builder.load(line, align=4) for line in lines]):
+            number = builder.fpext(column, many)
+            total = _call(builder, "llvm.fma.v16f64", many, number, number, total)  # a square is exact in float64
+        builder.store(total, into, align=8)
+        return context.get_dummy_value()
+
+    return types.void(sums, block), generate
+
+
+def _transposed(builder: Any, lines: list[Any]) -> list[Any]:
+    """The columns of a square of numbers, by exchanging halves, quarters, ... of its lines."""
+    for step in (8, 4, 2, 1):
+        upper = [n if n & step == 0 else WIDTH + n - step for n in range(WIDTH)]
+        lower = [n + step if n & step == 0 else WIDTH + n for n in range(WIDTH)]
+        lines = [
+            builder.shuffle_vector(lines[n & ~step], lines[n | step], ir.Constant(_word, lower if n & step else upper))
+            for n in range(WIDTH)
+        ]
+    return lines
+
+
+add_squares = cast(Callable[[NDArray[np.float64], NDArray[np.float32]], None], _add_squares)
+"""Inside kernels only: add the squares of the numbers of each of sixteen lines of a block to its sum, in their order."""
+
+
+# -- a line of an index ------------------------------------------------------------------------------------------------
+
+
+@intrinsic
+def _row_in_line(typing_context: Any, entries: Any, at: Any, key: Any) -> Any:
+    word = ir.IntType(64)
+    line = ir.VectorType(word, 8)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer = builder.bitcast(_address(context, builder, entries, *arguments[:2]), line.as_pointer())
+        here = builder.load(pointer, align=8)
+        beside = ir.Constant(ir.VectorType(_lane, 8), [1, 1, 3, 3, 5, 5, 7, 7])
+        rows = builder.shuffle_vector(here, here, beside)
+        is_it = builder.icmp_signed("==", here, _all(builder, line, arguments[2]))
+        is_it = builder.and_(is_it, ir.Constant(ir.VectorType(ir.IntType(1), 8), [1, 0] * 4))
+        # one more than the row, since the row of an empty entry is -1; a key stands in one entry only
+        one, none = ir.Constant(line, [1] * 8), ir.Constant(line, [0] * 8)
+        found = builder.select(is_it, builder.add(rows, one), none)
+        return builder.sub(_call(builder, "llvm.vector.reduce.or.v8i64", word, found), word(1))
+
+    return types.int64(entries, types.int64, types.int64), generate
+
+
+row_in_line = cast(Callable[[NDArray[np.int64], Any, Any], np.int64], _row_in_line)
+"""Inside kernels only: of four pairs (key, row) from `at` on, the row of this key, or -1; without a branch, which would be
+foretold wrongly as often as not."""
