@@ -15,7 +15,7 @@ from evergrad.job.alignment import aligned
 from evergrad.job.dense import NotFinite, Rules, check_rules, fits, groups_of, patterns_of
 from evergrad.job.optimizer import JobOptimizer
 from evergrad.job.rows import BatchRows
-from evergrad.kernels.half import decoded, encoded
+from evergrad.kernels.half import as_seen, encoded
 from evergrad.kernels.merge import all_finite
 from evergrad.messages import NEWEST, AnyArray, Floats, Generation, GroupKind, Keys, TableKeys, TableSpec, Wire
 from evergrad.nn import Table
@@ -132,7 +132,7 @@ class BoundModel:
         gradients = self._rows.gradients()
         rows = [RowGrads(g.table, of_tables[g.table], g.keys, encoded(g.grads, self._wire)) for g in gradients]
         for r in rows:
-            if not all_finite(decoded(r.grads, self._wire).reshape(-1)):
+            if not all_finite(as_seen(r.grads, self._wire).reshape(-1)):
                 raise NotFinite(f"the gradient of table {self.tables[r.table].name!r}")
         spans = []
         rates = iter(of_groups)

@@ -1,11 +1,11 @@
 """Sixteen float32 side by side, which a kernel computes with at once: a cache line of them.
 
-numba knows no such type. Its loops over the few numbers of a row become vector code only behind checks that the arrays
-do not overlap, which took as long as the row itself; and it cannot read numbers of 16 bits. Here both are said outright.
+numba knows no such type. It makes vector code of a loop over the few numbers of a row only behind checks that arrays do
+not overlap, which took as long as the row itself, and cannot read numbers of 16 bits. Here both are said outright.
 Arithmetic is + - * / `root` and `fused`, each correctly rounded, so the bits are those of one number after the other.
 
-An array holds what the job's wire has: float32, bfloat16 as uint16 or float16 as int16. Reading is exact; writing rounds
-to the nearest, ties to even, as torch and numpy do. With `jit.py` this is all that knows numba.
+An array holds what the job's wire has: float32, bfloat16 as uint16 or float16 as int16. Reading is exact; writing
+rounds to the nearest, ties to even, as torch and numpy do. With `jit.py` this is all that knows numba.
 """
 
 import operator
@@ -14,13 +14,14 @@ from typing import Any, cast
 
 import numpy as np
 from llvmlite import ir
-from numba import types
+from numba import extending, types
 from numba.core import cgutils
-from numba.core.typing.templates import AbstractTemplate, infer_global, signature
-from numba.extending import intrinsic, lower_builtin, lower_cast, models, register_model
+from numba.core.typing import templates
+from numba.core.typing.templates import AbstractTemplate
+from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from evergrad.kernels.jit import f32, i16, inline, u16
+from evergrad.kernels.jit import f32, i16, inline, reads, u16
 
 Lanes = np.float32
 """Inside kernels: sixteen float32. A plain number that meets them is taken sixteen times."""
@@ -34,6 +35,8 @@ Wired = NDArray[Any]
 WIDTH = 16
 WIRE = (f32, u16, i16)
 """The types of numbers on the wire, as kernels see them."""
+GRADS = tuple(reads(dtype, 2) for dtype in WIRE)
+"""The types of gradients, shape (n, dim)."""
 
 _lane = ir.IntType(32)
 _float = ir.VectorType(ir.FloatType(), WIDTH)
@@ -41,19 +44,21 @@ _word = ir.VectorType(_lane, WIDTH)
 _half = ir.VectorType(ir.IntType(16), WIDTH)
 _flag = ir.VectorType(ir.IntType(1), WIDTH)
 
+_extending: Any = extending
+_templates: Any = templates
 
-class _Type(types.Type):  # type: ignore[misc]  # numba has no types
+
+class _Type(types.Type):
     pass
 
 
-LANES, MASK = _Type("Lanes"), _Type("Mask")
-_MODELS = {LANES: _float, MASK: _flag}
+LANES: Any = _Type("Lanes")
+MASK: Any = _Type("Mask")
 
 
-@register_model(_Type)
-class _Model(models.PrimitiveModel):  # type: ignore[misc]  # numba has no types
-    def __init__(self, manager: Any, of: Any) -> None:
-        super().__init__(manager, of, _MODELS[of])
+@_extending.register_model(_Type)
+def _model(manager: Any, of: Any) -> Any:
+    return _extending.models.PrimitiveModel(manager, of, {LANES: _float, MASK: _flag}[of])
 
 
 def _all(builder: Any, vector: Any, value: Any) -> Any:
@@ -63,7 +68,7 @@ def _all(builder: Any, vector: Any, value: Any) -> Any:
     return builder.shuffle_vector(first, nothing, ir.Constant(ir.VectorType(_lane, vector.count), [0] * vector.count))
 
 
-@lower_cast(types.Float, LANES)
+@_extending.lower_cast(types.Float, LANES)
 def _spread(context: Any, builder: Any, of: Any, _: Any, value: Any) -> Any:
     return _all(builder, _float, context.cast(builder, value, of, f32))
 
@@ -71,14 +76,14 @@ def _spread(context: Any, builder: Any, of: Any, _: Any, value: Any) -> Any:
 def _define(function: Any, result: Any, build: Callable[[Any, Any], Any], operands: int = 2) -> None:
     """Let an operator work on lanes, and on lanes and numbers."""
 
-    @infer_global(function)
-    class _Template(AbstractTemplate):  # type: ignore[misc]  # numba has no types
+    @_templates.infer_global(function)
+    class _Template(AbstractTemplate):
         def generic(self, arguments: Any, _: Any) -> Any:
             fits = all(a == LANES or isinstance(a, types.Float) for a in arguments)
             is_ours = LANES in arguments and len(arguments) == operands and fits
-            return signature(result, *(LANES,) * operands) if is_ours else None
+            return _templates.signature(result, *(LANES,) * operands) if is_ours else None
 
-    @lower_builtin(function, *(LANES,) * operands)
+    @_extending.lower_builtin(function, *(LANES,) * operands)
     def _lower(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
         return build(builder, arguments)
 
@@ -90,6 +95,7 @@ _define(operator.truediv, LANES, lambda builder, a: builder.fdiv(*a))
 _define(operator.neg, LANES, lambda builder, a: builder.fneg(*a), operands=1)
 _define(operator.lt, MASK, lambda builder, a: builder.fcmp_ordered("<", *a))
 _define(operator.gt, MASK, lambda builder, a: builder.fcmp_ordered(">", *a))
+_define(operator.ne, MASK, lambda builder, a: builder.fcmp_unordered("!=", *a))
 
 
 def _call(builder: Any, name: str, result: Any, *arguments: Any) -> Any:
@@ -327,7 +333,7 @@ def _transposed(builder: Any, lines: list[Any]) -> list[Any]:
 
 
 add_squares = cast(Callable[[NDArray[np.float64], NDArray[np.float32]], None], _add_squares)
-"""Inside kernels only: add the squares of the numbers of each of sixteen lines of a block to its sum, in their order."""
+"""Inside kernels only: add the squares of the numbers of each of a block's sixteen lines to its sum, in their order."""
 
 
 # -- a line of an index ------------------------------------------------------------------------------------------------
@@ -354,5 +360,5 @@ def _row_in_line(typing_context: Any, entries: Any, at: Any, key: Any) -> Any:
 
 
 row_in_line = cast(Callable[[NDArray[np.int64], Any, Any], np.int64], _row_in_line)
-"""Inside kernels only: of four pairs (key, row) from `at` on, the row of this key, or -1; without a branch, which would be
-foretold wrongly as often as not."""
+"""Inside kernels only: of four pairs (key, row) from `at` on, the row of this key, or -1; without branches, which would
+be foretold wrongly as often as not."""

@@ -3,20 +3,27 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from evergrad.kernels.arrays import Floats, Numbers
+from evergrad.kernels.arrays import Floats, Numbers, Rows
 from evergrad.kernels.jit import f32, f64, flag, i32, i64, kernel, making_kernel, reads, void, writes
+from evergrad.kernels.lanes import GRADS, WIDTH, WIRE, Wired, fused, is_any, load, number
 
 
-def all_finite(array: Floats) -> bool:
-    """Whether no element is NaN or infinite. Cost: one pass at the speed of memory, a byte of scratch an element."""
-    return bool(np.isfinite(array).all())
+@kernel(flag, tuple(reads(dtype) for dtype in WIRE))
+def all_finite(numbers: Wired) -> bool:
+    """Whether none is NaN or infinite: of all numbers only these times zero are not zero."""
+    total = load(numbers, 0, 0)
+    whole = numbers.size // WIDTH * WIDTH
+    for at in range(0, whole, WIDTH):
+        total = fused(load(numbers, at, None), 0.0, total)
+    total = fused(load(numbers, whole, numbers.size - whole), 0.0, total)
+    return not is_any(total != 0.0)
 
 
 @making_kernel(flag, reads(i64))
-def has_duplicates(rows: NDArray[np.int64]) -> bool:
+def has_duplicates(rows: Rows) -> bool:
     """Whether two numbers of zero or more are the same. Cost: one probe of a scratch table each."""
     size = 16
-    while size < 2 * rows.size:
+    while size < 4 * rows.size:
         size *= 2
     mask = size - 1
     table = np.full(size, -1, np.int64)
@@ -30,12 +37,12 @@ def has_duplicates(rows: NDArray[np.int64]) -> bool:
     return False
 
 
-@kernel(void, writes(f64, 2), reads(i32), reads(i32), reads(f32, 2), f64, f64, writes(f32, 2))
+@kernel(void, writes(f64, 2), reads(i32), reads(i32), GRADS, f64, f64, writes(f32, 2))
 def add_rows(
     sums: Numbers,
     numbers: NDArray[np.int32],
     shared: NDArray[np.int32],
-    grads: Floats,
+    grads: Wired,
     samples: float,
     total: float,
     means: Floats,
@@ -46,17 +53,17 @@ def add_rows(
     zero, divided, would be. `shared[j]` is the number of key j's sum, negative for such a key.
     """
     dim = means.shape[1]
+    flat = grads.reshape(-1)
     for i in range(numbers.size):
-        grad = grads[i]
         at = shared[numbers[i]]
         if at < 0:
             mean = means[numbers[i]]
             for c in range(dim):
-                mean[c] = np.float32((0.0 + samples * np.float64(grad[c])) / total)
+                mean[c] = np.float32((0.0 + samples * np.float64(number(flat, i * dim + c))) / total)
         else:
             row = sums[at]
             for c in range(dim):
-                row[c] += samples * np.float64(grad[c])
+                row[c] += samples * np.float64(number(flat, i * dim + c))
 
 
 @kernel(void, reads(f64, 2), reads(i32), f64, writes(f32, 2))

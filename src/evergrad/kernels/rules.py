@@ -15,11 +15,9 @@ import numpy as np
 from evergrad.kernels.arrays import Floats, Keys, Numbers, Rows
 from evergrad.kernels.initial import FIRST, SCRATCH, First, Scratch, fill_row, write_tails
 from evergrad.kernels.jit import f32, f64, flag, i64, inline, kernel, prefetch, reads, void, writes
-from evergrad.kernels.lanes import WIDTH, WIRE, Count, Lanes, Wired, add_squares, fused, load, over, root, store
+from evergrad.kernels.lanes import GRADS, WIDTH, Count, Lanes, Wired, add_squares, fused, load, over, root, store
 from evergrad.kernels.spans import decayed, descended, descended_with_momentum, ftrl
 
-GRADS = tuple(reads(dtype, 2) for dtype in WIRE)
-"""The types of gradients, shape (n, dim): as the job's wire has them."""
 _AHEAD = 32
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from evergrad.messages import AnyArray, ExportPart, Floats, GroupGrads, Keys, Schema, TableGrads, TableKeys
+from evergrad.messages import AnyArray, ExportPart, GroupGrads, Keys, Schema, TableGrads, TableKeys
 from evergrad.placement import slots_owned, span_owned
 from evergrad.pserver.dense import DenseGroup
 from evergrad.pserver.table import Table
@@ -34,12 +34,15 @@ class Model:
 
     def __init__(self, schema: Schema, place: int, places: int) -> None:
         slots = slots_owned(place, places)
-        self._tables = [Table(spec, schema.seed, slots) for spec in schema.tables]
+        self._tables = [Table(spec, schema.seed, slots, schema.wire) for spec in schema.tables]
         self._row_bytes = [4 * spec.dim * (1 + spec.rule.state_width) + INDEX_BYTES for spec in schema.tables]
         self._groups = [DenseGroup(spec, span_owned(spec.size, place, places)) for spec in schema.groups]
 
-    def rows(self, table: int, keys: Keys, evaluating: bool) -> Floats:
-        """The rows of these keys, shape (n, dim); an unseen key is answered with its first value and not made."""
+    def rows(self, table: int, keys: Keys, evaluating: bool) -> AnyArray:
+        """The rows of these keys, shape (n, dim), as the job's wire has them.
+
+        An unseen key is answered with its first value and not made.
+        """
         return self._tables[table].pull(keys, evaluating)
 
     def span(self, group: int) -> AnyArray:

@@ -12,8 +12,6 @@ Invariants:
 from collections import Counter
 from math import inf
 
-import msgspec
-
 from evergrad.errors import InvariantError
 from evergrad.messages import (
     INIT_STEP,
@@ -203,7 +201,7 @@ class Pserver:
         reasons += [admission.refuse_span(span) for span in pull.groups]
         if reason := next((reason for reason in reasons if reason), None):
             return self._refused(pull.request, reason)
-        rows = tuple(admission.encoded(model.rows(t.table, t.keys, pull.evaluating)) for t in pull.tables)
+        rows = tuple(model.rows(t.table, t.keys, pull.evaluating) for t in pull.tables)
         groups = tuple(model.span(g.group)[g.start : g.stop] for g in pull.groups)
         return Pulled(pull.request, self._version, rows, groups)
 
@@ -217,7 +215,6 @@ class Pserver:
         if key in self._staged:
             self.counters["repeated pushes"] += 1
             return Pushed(push.request)
-        push = msgspec.structs.replace(push, tables=admission.decoded(push.tables))
         if refusal := self._refuse_part(push, push.step, push.samples, model, admission):
             return refusal
         whole = self._parts.add(key, push)
@@ -235,7 +232,6 @@ class Pserver:
         if push.batch < applied:
             self.counters["repeated pushes"] += 1
             return Pushed(push.request)
-        push = msgspec.structs.replace(push, tables=admission.decoded(push.tables))
         if refusal := self._refuse_part(push, self._version, 1, model, admission):
             return refusal
         whole = self._parts.add((src, push.epoch, push.task, push.batch), push)

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from evergrad.errors import InvariantError
 from evergrad.kernels import dense, rules
+from evergrad.kernels.lanes import Wired
 from evergrad.messages import Floats, Keys
 from evergrad.optim import RuleName, RuleSpec
 
@@ -19,14 +20,14 @@ class AdamFactors(NamedTuple):
     rest2: float
 
 
-def apply_rows(rule: RuleSpec, arena: Floats, rows: Keys, grads: Floats, lr: float, updates: int) -> None:
+def apply_rows(rule: RuleSpec, arena: Floats, rows: Keys, grads: Wired, lr: float, updates: int) -> None:
     """Apply a rule once to each of these rows of an arena.
 
     Args:
         rule: the table's.
         arena: rows of `rule.row_width(dim)` floats, one after the other.
         rows: different numbers of rows.
-        grads: shape (n, dim).
+        grads: shape (n, dim), as kernels see the job's wire.
         lr: the learning rate.
         updates: updates of the table, with this one.
     """

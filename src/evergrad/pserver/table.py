@@ -8,17 +8,19 @@ import numpy as np
 from evergrad.errors import InvariantError
 from evergrad.kernels import gather, index, policy, rules
 from evergrad.kernels.arrays import Integers, Rows
-from evergrad.kernels.hashing import slots_of, unique
-from evergrad.kernels.initial import first_values, scratch_for, table_seed, zeros_of
+from evergrad.kernels.half import DTYPES, as_seen, as_sent
+from evergrad.kernels.hashing import are_owned, slots_of, unique
+from evergrad.kernels.initial import first_rows, first_values, scratch_for, table_seed, zeros_of
+from evergrad.kernels.lanes import Wired
 from evergrad.kernels.merge import add_rows, divide_rows, has_duplicates
-from evergrad.messages import AnyArray, ExportPart, Floats, Keys, TableSpec
+from evergrad.messages import AnyArray, ExportPart, Keys, TableSpec, Wire
 from evergrad.placement import SLOTS
 from evergrad.pserver.arena import Arena
 from evergrad.pserver.policy import policy_of
 from evergrad.pserver.rules import apply_rows
 
-TablePart = tuple[Keys, Floats, int]
-"""What one task contributes: keys, their gradients (n, dim), samples."""
+TablePart = tuple[Keys, AnyArray, int]
+"""What one task contributes: keys, their gradients (n, dim) as the wire has them, samples."""
 
 
 class MemoryUse(NamedTuple):
@@ -44,8 +46,8 @@ class Table:
            slots, on row numbers, nor on pulls.
     """
 
-    def __init__(self, spec: TableSpec, seed: int, slots: range) -> None:
-        self._spec = spec
+    def __init__(self, spec: TableSpec, seed: int, slots: range, wire: Wire = Wire.FLOAT32) -> None:
+        self._spec, self._wire = spec, wire
         self._slots = slots
         number = table_seed(seed, spec.name)
         self._first, self._zeros = first_values(spec.initializer, spec.dim, number), zeros_of(number)
@@ -63,7 +65,7 @@ class Table:
     def __len__(self) -> int:
         return int(self._index.pool[index.ROWS] - self._index.pool[index.FREE])
 
-    def pull(self, keys: Keys, evaluating: bool) -> Floats:
+    def pull(self, keys: Keys, evaluating: bool) -> AnyArray:
         """Copy the rows of `keys`; changes nothing.
 
         Args:
@@ -71,15 +73,17 @@ class Table:
             evaluating: a key without a row yields zeros if the table says so, and its initial value otherwise.
 
         Returns:
-            Shape (n, dim), row i for `keys[i]`; a fresh array the caller may change.
-        Cost: n probes, n * dim * 4 bytes copied.
+            Shape (n, dim), row i for `keys[i]`, as the wire has it; a fresh array the caller may change.
+        Cost: n probes, n * dim numbers copied.
         """
-        rows = index.find(self._index, keys)
-        out = np.empty((keys.size, self._spec.dim), np.float32)
+        dim, rows = self._spec.dim, index.find(self._index, keys)
+        out = gather.empty_rows(keys.size, dim, DTYPES[self._wire])
         if gather.copy_rows(self._rows.array, self._stride, rows, out):
             first = self._zeros if evaluating and self._spec.unseen_zero else self._first
-            gather.fill_missing(rows, keys, first, self._scratch, out)
-        return out
+            unseen = rows < 0
+            made = first_rows(keys[unseen], dim, first, self._scratch)
+            gather.copy_rows(made.reshape(-1), dim, np.where(unseen, np.cumsum(unseen) - 1, -1), out)
+        return as_sent(out)
 
     def memory(self) -> MemoryUse:
         """What the table takes."""
@@ -109,6 +113,7 @@ class Table:
             what `pserver/policy.py` says.
         """
         self._updates += 1
+        parts = [(keys, as_seen(grads, self._wire), samples) for keys, grads, samples in parts]
         if not self._policy.is_none:
             self._update_by_policy(parts, total, lr)
             return
@@ -165,7 +170,7 @@ class Table:
 
     def _update_by_policy(self, parts: Sequence[TablePart], total: int, lr: float) -> None:
         keys, grads = _once_each(parts, total, self._spec.dim)
-        if not policy.are_owned(self._index, keys):
+        if not are_owned(keys, self._slots.start, self._slots.stop):
             raise self._not_ours()
         self._expire()
         rows = index.find(self._index, keys)
@@ -260,14 +265,14 @@ class Table:
         )  # fmt: skip
 
 
-def _once_each(parts: Sequence[TablePart], total: int, dim: int) -> tuple[Keys, Floats]:
+def _once_each(parts: Sequence[TablePart], total: int, dim: int) -> tuple[Keys, Wired]:
     """The same as `_mean`, without copying where the parts are that already."""
     if len(parts) == 1 and parts[0][2] == total and unique(parts[0][0])[0].size == parts[0][0].size:
         return parts[0][0], parts[0][1]
     return _mean(parts, total, dim)
 
 
-def _mean(parts: Sequence[TablePart], total: int, dim: int) -> tuple[Keys, Floats]:
+def _mean(parts: Sequence[TablePart], total: int, dim: int) -> tuple[Keys, Wired]:
     """The different keys of all parts, and for each its sum of samples * gradient over `total`."""
     keys, numbers = unique(np.concatenate([np.empty(0, np.int64), *(keys for keys, _, _ in parts)]))
     is_shared = np.bincount(numbers, minlength=keys.size) > 1
