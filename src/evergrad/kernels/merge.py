@@ -21,19 +21,23 @@ def all_finite(numbers: Wired) -> bool:
 
 @making_kernel(flag, reads(i64))
 def has_duplicates(rows: Rows) -> bool:
-    """Whether two numbers of zero or more are the same. Cost: one probe of a scratch table each."""
+    """Whether two numbers, none of them negative, are the same; said of some that are 2**32 apart, too.
+
+    Cost: one probe of a scratch table each.
+    """
     size = 16
     while size < 4 * rows.size:
         size *= 2
     mask = size - 1
-    table = np.full(size, -1, np.int64)
+    table = np.zeros(size, np.int32)
     for i in range(rows.size):
+        mark = np.int32(rows[i] + 1)
         at = rows[i] & mask
-        while table[at] >= 0:
-            if table[at] == rows[i]:
+        while table[at] != 0:
+            if table[at] == mark:
                 return True
             at = (at + 1) & mask
-        table[at] = rows[i]
+        table[at] = mark
     return False
 
 
