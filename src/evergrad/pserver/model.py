@@ -1,6 +1,6 @@
 """One place's part of a model: its tables and its spans of the dense groups, and how an update changes them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from evergrad.messages import AnyArray, ExportPart, GroupGrads, Keys, Schema, TableGrads, TableKeys
@@ -36,6 +36,7 @@ class Model:
         slots = slots_owned(place, places)
         self._tables = [Table(spec, schema.seed, slots, schema.wire) for spec in schema.tables]
         self._row_bytes = [4 * spec.dim * (1 + spec.rule.state_width) + INDEX_BYTES for spec in schema.tables]
+        self._sum_bytes = [SUM_BYTES * spec.dim for spec in schema.tables]
         self._groups = [DenseGroup(spec, span_owned(spec.size, place, places)) for spec in schema.groups]
 
     def rows(self, table: int, keys: Keys, evaluating: bool) -> AnyArray:
@@ -49,9 +50,15 @@ class Model:
         """This place's span of a dense group; never changed afterwards."""
         return self._groups[group].values
 
-    def bytes_needed(self, tables: Sequence[TableGrads]) -> int:
-        """At most so many bytes beyond the gradients themselves does it take to apply them: rows, index and sums."""
-        return sum(t.keys.size * (self._row_bytes[t.table] + SUM_BYTES * t.grads.shape[1]) for t in tables)
+    def bytes_needed(self, keys: Mapping[int, int]) -> int:
+        """At most so many bytes does it take to apply gradients of that many keys of each table, beyond the gradients.
+
+        That is rows, but for those that take the place of deleted ones, index and sums.
+        """
+        return sum(
+            max(0, count - self._tables[table].free_rows) * self._row_bytes[table] + count * self._sum_bytes[table]
+            for table, count in keys.items()
+        )
 
     def row_counts(self) -> tuple[int, ...]:
         """Rows of each table."""

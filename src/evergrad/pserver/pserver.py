@@ -79,7 +79,8 @@ class Pserver:
         self._held: tuple[Model, Admission] | None = None
         self._staged: dict[tuple[int, Attempt], Push] = {}
         self._parts = Parts()
-        self._promised_bytes = 0
+        self._promised: Counter[int] = Counter()
+        """Keys staged of each table, for which there must be memory."""
         self._last_commit: Commit | None = None
         self._parked: dict[tuple[str, Request], Pull] = {}
         self._epoch = 0
@@ -122,7 +123,7 @@ class Pserver:
             sends = [Send(peer, self._stale(pull.request)) for (peer, _), pull in self._parked.items()]
             part = (message.schema, message.place, message.places)
             self._held = Model(*part), Admission(*part)
-            self._staged, self._parked, self._last_commit, self._promised_bytes = {}, {}, None, 0
+            self._staged, self._parked, self._last_commit, self._promised = {}, {}, None, Counter()
             self._parts.clear()
             self._epoch, self._progress = 0, {}
         if message.generation == self.generation:
@@ -151,7 +152,7 @@ class Pserver:
         elif pushes:
             model.update([Contribution(push.samples, push.tables, push.groups, push.evict) for push in pushes])
         self._version += 1
-        self._staged, self._last_commit, self._promised_bytes = {}, commit, 0
+        self._staged, self._last_commit, self._promised = {}, commit, Counter()
         self._parts.clear()
 
     def _check_repeated(self, commit: Commit) -> None:
@@ -222,7 +223,7 @@ class Pserver:
             if reason := admission.refuse_whole(push.step, whole.groups):
                 return self._refused(push.request, reason)
             self._staged[key] = whole
-        self._promised_bytes += model.bytes_needed(push.tables)
+        self._promised += _keys_of(push)
         return Pushed(push.request)
 
     def _push_batch(self, src: str, push: PushBatch, model: Model, admission: Admission) -> Message | None:
@@ -248,7 +249,7 @@ class Pserver:
         return Pushed(push.request)
 
     def _full(self, push: Push | PushBatch, model: Model) -> Full | None:
-        needed, room = model.bytes_needed(push.tables) + self._promised_bytes, self._room()
+        needed, room = model.bytes_needed(self._promised + _keys_of(push)), self._room()
         if needed <= room:
             return None
         self.counters["pushes refused for lack of memory"] += 1
@@ -305,3 +306,8 @@ class Pserver:
     def _refused(self, request: Request, reason: str) -> Refused:
         self.counters["refused requests"] += 1
         return Refused(request, reason)
+
+
+def _keys_of(push: Push | PushBatch) -> Counter[int]:
+    """How many keys of each table are pushed."""
+    return Counter({t.table: t.keys.size for t in push.tables})

@@ -85,6 +85,11 @@ class Table:
             gather.copy_rows(made.reshape(-1), dim, np.where(unseen, np.cumsum(unseen) - 1, -1), out)
         return as_sent(out)
 
+    @property
+    def free_rows(self) -> int:
+        """How many rows can be made without more memory: as many as were deleted and not made anew."""
+        return int(self._index.pool[index.FREE])
+
     def memory(self) -> MemoryUse:
         """What the table takes."""
         at = self._index
