@@ -21,7 +21,7 @@ from numba.core.typing.templates import AbstractTemplate
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from evergrad.kernels.jit import f32, i16, inline, reads, u16
+from evergrad.kernels.jit import f32, f64, i16, inline, reads, u16
 
 Lanes = np.float32
 """Inside kernels: sixteen float32. A plain number that meets them is taken sixteen times."""
@@ -40,6 +40,7 @@ GRADS = tuple(reads(dtype, 2) for dtype in WIRE)
 
 _lane = ir.IntType(32)
 _float = ir.VectorType(ir.FloatType(), WIDTH)
+_double = ir.VectorType(ir.DoubleType(), WIDTH)
 _word = ir.VectorType(_lane, WIDTH)
 _half = ir.VectorType(ir.IntType(16), WIDTH)
 _flag = ir.VectorType(ir.IntType(1), WIDTH)
@@ -188,17 +189,13 @@ is_any = cast(Callable[[Mask], bool], _is_any)
 # -- reading and writing -----------------------------------------------------------------------------------------------
 
 
-def _read(builder: Any, dtype: Any, bits: Any, to: Any) -> Any:
-    """Numbers of the wire's type as float32; `bits` and `to` are vectors of one length or single numbers."""
+def _read(builder: Any, dtype: Any, line: Any) -> Any:
+    """Numbers of the wire's type as float32."""
     if dtype == f32:
-        return bits
-    many = isinstance(to, ir.VectorType)
+        return line
     if dtype == i16:
-        half: Any = ir.VectorType(ir.HalfType(), WIDTH) if many else ir.HalfType()
-        return builder.fpext(builder.bitcast(bits, half), to)
-    word: Any = _word if many else _lane
-    shift = ir.Constant(word, [16] * WIDTH if many else 16)
-    return builder.bitcast(builder.shl(builder.zext(bits, word), shift), to)
+        return builder.fpext(builder.bitcast(line, ir.VectorType(ir.HalfType(), WIDTH)), _float)
+    return builder.bitcast(builder.shl(builder.zext(line, _word), ir.Constant(_word, [16] * WIDTH)), _float)
 
 
 def _written(builder: Any, dtype: Any, lanes: Any) -> Any:
@@ -223,31 +220,44 @@ def _address(context: Any, builder: Any, of: Any, array: Any, at: Any) -> Any:
     return builder.gep(context.make_array(of)(context, builder, array).data, [at])
 
 
-def _lines(dtype: Any) -> tuple[Any, str, Any]:
-    """The vector an array of this type is read by, LLVM's name for it, and its alignment in a network's buffer."""
-    return (_float, "v16f32", _lane(1)) if dtype == f32 else (_half, "v16i16", _lane(1))
-
-
 def _below(builder: Any, count: Any) -> Any:
     """Which lanes are those before the `count`-th."""
     numbers = ir.Constant(_word, list(range(WIDTH)))
     return builder.icmp_signed("<", numbers, _all(builder, _word, builder.trunc(count, _lane)))
 
 
+_VECTORS = {f32: (_float, "v16f32"), f64: (_double, "v16f64"), u16: (_half, "v16i16"), i16: (_half, "v16i16")}
+"""What a line of an array is read by, and LLVM's name for that."""
+
+
+def _get(builder: Any, dtype: Any, address: Any, count: Any) -> Any:
+    """A line of an array wherever it lies, in a network's buffer too; `count` is None for all of it."""
+    vector, name = _VECTORS[dtype]
+    pointer = builder.bitcast(address, vector.as_pointer())
+    if count is None:
+        line = builder.load(pointer)
+        line.align = 1
+        return line
+    mask, nothing = _below(builder, count), ir.Constant(vector, None)
+    return _call(builder, f"llvm.masked.load.{name}.p0", vector, pointer, _lane(1), mask, nothing)
+
+
+def _put(builder: Any, dtype: Any, address: Any, count: Any, line: Any) -> None:
+    vector, name = _VECTORS[dtype]
+    pointer = builder.bitcast(address, vector.as_pointer())
+    if count is None:
+        builder.store(line, pointer, align=1)
+    else:
+        mask = _below(builder, count)
+        _call(builder, f"llvm.masked.store.{name}.p0", ir.VoidType(), line, pointer, _lane(1), mask)
+
+
 @intrinsic
 def _load(typing_context: Any, array: Any, at: Any, count: Any) -> Any:
-    vector, name, align = _lines(array.dtype)
-
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         address = _address(context, builder, array, *arguments[:2])
-        pointer = builder.bitcast(address, vector.as_pointer())
-        if count == types.none:
-            bits = builder.load(pointer)
-            bits.align = align.constant
-        else:
-            mask, nothing = _below(builder, arguments[2]), ir.Constant(vector, None)
-            bits = _call(builder, f"llvm.masked.load.{name}.p0", vector, pointer, align, mask, nothing)
-        return _read(builder, array.dtype, bits, _float)
+        line = _get(builder, array.dtype, address, None if count == types.none else arguments[2])
+        return _read(builder, array.dtype, line)
 
     return LANES(array, types.int64, count), generate
 
@@ -258,17 +268,10 @@ load = cast(Callable[[Wired, int, Count], Lanes], _load)
 
 @intrinsic
 def _store(typing_context: Any, array: Any, at: Any, count: Any, lanes: Any) -> Any:
-    vector, name, align = _lines(array.dtype)
-
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         address = _address(context, builder, array, *arguments[:2])
-        pointer = builder.bitcast(address, vector.as_pointer())
-        bits = _written(builder, array.dtype, arguments[3])
-        if count == types.none:
-            builder.store(bits, pointer, align=align.constant)
-        else:
-            mask = _below(builder, arguments[2])
-            _call(builder, f"llvm.masked.store.{name}.p0", ir.VoidType(), bits, pointer, align, mask)
+        line = _written(builder, array.dtype, arguments[3])
+        _put(builder, array.dtype, address, None if count == types.none else arguments[2], line)
         return context.get_dummy_value()
 
     return types.void(array, types.int64, count, LANES), generate
@@ -276,20 +279,6 @@ def _store(typing_context: Any, array: Any, at: Any, count: Any, lanes: Any) -> 
 
 store = cast(Callable[[Wired, int, Count, Lanes], None], _store)
 """Inside kernels only: write the first `count` lanes to a flat array from `at` on."""
-
-
-@intrinsic
-def _number(typing_context: Any, array: Any, at: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        bits = builder.load(_address(context, builder, array, *arguments))
-        bits.align = 1
-        return _read(builder, array.dtype, bits, ir.FloatType())
-
-    return f32(array, types.int64), generate
-
-
-number = cast(Callable[[Wired, int], np.float32], _number)
-"""Inside kernels only: one number of a flat array, as float32."""
 
 
 @inline
@@ -302,19 +291,53 @@ def over(step: Callable[..., None], size: int, arguments: tuple[Any, ...]) -> No
         step(size - rest, rest, *arguments)
 
 
+# -- sums in float64 ---------------------------------------------------------------------------------------------------
+
+
+@intrinsic
+def _add_products(typing_context: Any, sums: Any, at: Any, count: Any, lanes: Any, factor: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        address = _address(context, builder, sums, *arguments[:2])
+        how_many = None if count == types.none else arguments[2]
+        products = builder.fmul(_all(builder, _double, arguments[4]), builder.fpext(arguments[3], _double))
+        total = builder.fadd(_get(builder, f64, address, how_many), products)
+        _put(builder, f64, address, how_many, total)
+        return context.get_dummy_value()
+
+    return types.void(sums, types.int64, count, LANES, types.float64), generate
+
+
+add_products = cast(Callable[[NDArray[np.float64], int, Count, Lanes, float], None], _add_products)
+"""Inside kernels only: `sums[at + k] += factor * lanes[k]`, both rounded, for the first `count` lanes."""
+
+
+@intrinsic
+def _quotient(typing_context: Any, lanes: Any, factor: Any, divisor: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        wide, factor, divisor = (
+            builder.fpext(arguments[0], _double),
+            *(_all(builder, _double, a) for a in arguments[1:]),
+        )
+        total = builder.fadd(ir.Constant(_double, [0.0] * WIDTH), builder.fmul(factor, wide))
+        return builder.fptrunc(builder.fdiv(total, divisor), _float)
+
+    return LANES(LANES, types.float64, types.float64), generate
+
+
+quotient = cast(Callable[[Lanes, float, float], Lanes], _quotient)
+"""Inside kernels only: `(0 + factor * lanes) / divisor` in float64, rounded to float32."""
+
+
 @intrinsic
 def _add_squares(typing_context: Any, sums: Any, block: Any) -> Any:
-    many = ir.VectorType(ir.DoubleType(), WIDTH)
-
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        base = _address(context, builder, block, arguments[1], _lane(0))
-        lines = [builder.bitcast(builder.gep(base, [_lane(WIDTH * n)]), _float.as_pointer()) for n in range(WIDTH)]
-        into = builder.bitcast(_address(context, builder, sums, arguments[0], _lane(0)), many.as_pointer())
-        total = builder.load(into, align=8)
-        for column in _transposed(builder, [builder.load(line, align=4) for line in lines]):
-            number = builder.fpext(column, many)
-            total = _call(builder, "llvm.fma.v16f64", many, number, number, total)  # a square is exact in float64
-        builder.store(total, into, align=8)
+        lines = [_address(context, builder, block, arguments[1], _lane(WIDTH * n)) for n in range(WIDTH)]
+        into = _address(context, builder, sums, arguments[0], _lane(0))
+        total = _get(builder, f64, into, None)
+        for column in _transposed(builder, [_get(builder, f32, line, None) for line in lines]):
+            wide = builder.fpext(column, _double)
+            total = _call(builder, "llvm.fma.v16f64", _double, wide, wide, total)  # a square is exact in float64
+        _put(builder, f64, into, None, total)
         return context.get_dummy_value()
 
     return types.void(sums, block), generate

@@ -4,8 +4,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evergrad.kernels.arrays import Floats, Numbers, Rows
-from evergrad.kernels.jit import f32, f64, flag, i32, i64, kernel, making_kernel, reads, void, writes
-from evergrad.kernels.lanes import GRADS, WIDTH, WIRE, Wired, fused, is_any, load, number
+from evergrad.kernels.jit import f32, f64, flag, i32, i64, inline, kernel, making_kernel, prefetch, reads, void, writes
+from evergrad.kernels.lanes import (
+    GRADS,
+    WIDTH,
+    WIRE,
+    Count,
+    Wired,
+    add_products,
+    fused,
+    is_any,
+    load,
+    over,
+    quotient,
+    store,
+)
+
+_AHEAD = 16
+_LINE = 8
+"""Sums in a cache line."""
 
 
 @kernel(flag, tuple(reads(dtype) for dtype in WIRE))
@@ -41,6 +58,18 @@ def has_duplicates(rows: Rows) -> bool:
     return False
 
 
+@inline
+def _add(at: int, count: Count, sums: Numbers, to: int, grads: Wired, start: int, samples: float) -> None:
+    add_products(sums, to + at, count, load(grads, start + at, count), samples)
+
+
+@inline
+def _divide(
+    at: int, count: Count, means: Floats, to: int, grads: Wired, start: int, samples: float, total: float
+) -> None:
+    store(means, to + at, count, quotient(load(grads, start + at, count), samples, total))
+
+
 @kernel(void, writes(f64, 2), reads(i32), reads(i32), GRADS, f64, f64, writes(f32, 2))
 def add_rows(
     sums: Numbers,
@@ -57,17 +86,16 @@ def add_rows(
     zero, divided, would be. `shared[j]` is the number of key j's sum, negative for such a key.
     """
     dim = means.shape[1]
-    flat = grads.reshape(-1)
+    flat, flat_sums, flat_means = grads.reshape(-1), sums.reshape(-1), means.reshape(-1)
     for i in range(numbers.size):
+        if i + _AHEAD < numbers.size:
+            for at in range(0, dim, _LINE):
+                prefetch(flat_sums, dim * shared[numbers[i + _AHEAD]] + at)
         at = shared[numbers[i]]
         if at < 0:
-            mean = means[numbers[i]]
-            for c in range(dim):
-                mean[c] = np.float32((0.0 + samples * np.float64(number(flat, i * dim + c))) / total)
+            over(_divide, dim, (flat_means, dim * numbers[i], flat, i * dim, samples, total))
         else:
-            row = sums[at]
-            for c in range(dim):
-                row[c] += samples * np.float64(number(flat, i * dim + c))
+            over(_add, dim, (flat_sums, dim * at, flat, i * dim, samples))
 
 
 @kernel(void, reads(f64, 2), reads(i32), f64, writes(f32, 2))
