@@ -1,7 +1,7 @@
-"""How kernels are compiled: the one place that knows numba.
+"""How kernels are compiled. This and `lanes.py` are all that knows numba.
 
-Every kernel has one signature, so nothing is ever compiled in the middle of a job. Arrays that a kernel only reads are
-declared read-only and unaligned (`reads`): both what numpy makes and what lies in a network buffer fit.
+Every kernel says which types it takes, so nothing is ever compiled in the middle of a job. Arrays that a kernel only
+reads are declared read-only and unaligned (`reads`): both what numpy makes and what lies in a network buffer fit.
 Kernels compute with + - * / sqrt and `fused` without fast-math, so each result is correctly rounded, however it is
 vectorized.
 
@@ -62,10 +62,10 @@ def record(named_tuple: type, *fields: Any) -> Any:
 def kernel(result: Any, *arguments: Any) -> Callable[[Function], Function]:
     """Compile a function for these types now, or load it from numba's cache.
 
-    An argument given as a tuple of types is compiled for each of them; several such are taken side by side. Called with
-    arrays of other types or layouts it raises TypeError. The function makes no array, and so no array's
-    references are counted: a slice in a loop would else count up and down with atomic operations, each of which waits
-    for all loads under way and undoes every prefetch.
+    An argument given as a tuple of types is compiled for each of them; several such are taken side by side. Called
+    with arrays of other types or layouts it raises TypeError. The function makes no array, and so no array's references
+    are counted: a slice in a loop would else count up and down with atomic operations, each of which waits for all
+    loads under way and undoes every prefetch.
     """
     return _compiled(_signatures(result, arguments), **_COUNT_NO_REFERENCES)
 
@@ -117,5 +117,5 @@ prefetch = cast(Callable[[NDArray[Any], int | np.int64], None], _prefetch)
 """Inside kernels only: start loading the cache line of `array[index]` of a 1-D array; any index is safe.
 
 Into the second-level cache: the first has few places for lines on their way, which are then the limit, and it costs
-little to get a line from the second (measured in docs/design/0007-prefetch.md).
+little to get a line from the second (measured in docs/design/0007-waiting-for-memory.md).
 """

@@ -134,14 +134,14 @@ root = cast(Callable[[Lanes], Lanes], _root)
 
 
 @intrinsic
-def _size(typing_context: Any, x: Any) -> Any:
+def _magnitude(typing_context: Any, x: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return _call(builder, "llvm.fabs.v16f32", _float, *arguments)
 
     return LANES(LANES), generate
 
 
-size = cast(Callable[[Lanes], Lanes], _size)
+magnitude = cast(Callable[[Lanes], Lanes], _magnitude)
 """Inside kernels only: the absolute value."""
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from evergrad.kernels.jit import inline
-from evergrad.kernels.lanes import Lanes, fused, power, root, size, where
+from evergrad.kernels.lanes import Lanes, fused, magnitude, power, root, where
 
 Number = float | np.float32
 
@@ -66,7 +66,7 @@ def ftrl(
     towards = where(weight > 0.0, l1, where(weight < 0.0, -l1, 0.0))
     begun = -(weight * ((beta + before_p) * rate + l2)) - towards
     following = where(is_first, begun, z) + (grad - (after_p - before_p) * rate * weight)
-    excess = size(following) - l1
+    excess = magnitude(following) - l1
     next_size = excess / ((beta + after_p) * rate + l2)
     next_weight = where(excess > 0.0, where(following < 0.0, next_size, -next_size), 0.0)
     return next_weight, following, after
