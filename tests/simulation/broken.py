@@ -1,5 +1,7 @@
 """Roles that lack one rule of the protocol; `mutations.py` says which rule that is."""
 
+from collections import Counter
+
 import msgspec
 
 from evergrad.master.calls import _added_up
@@ -10,8 +12,8 @@ from evergrad.master.script import Script
 from evergrad.master.training import SyncEpoch
 from evergrad.messages import INIT_STEP, NEWEST, BreakDone, Commit, EpochClosed, Pushed, Send, SyncTask
 from evergrad.metrics import partial, result
-from evergrad.pserver.parts import Parts
 from evergrad.pserver.batches import Standpoint
+from evergrad.pserver.parts import Parts
 from evergrad.pserver.pserver import Pserver
 from evergrad.schedule import sync_task
 from evergrad.trainer.trainer import PushRefused, Trainer
@@ -37,7 +39,7 @@ class StagesByTaskAlone(Pserver):
     def _push(self, push, model, admission):
         answer = super()._push(push, model, admission)
         for key in [key for key in self._staged if key[0] == push.task and key[1] != push.attempt]:
-            self._promised_bytes -= model.bytes_needed(self._staged.pop(key).tables)
+            self._promised -= Counter({t.table: t.keys.size for t in self._staged.pop(key).tables})
         return answer
 
 

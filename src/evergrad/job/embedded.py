@@ -62,19 +62,22 @@ class LocalNetwork:
     """Carries messages between one trainer, a master and pservers that all live in this process.
 
     No lease runs out here.
+
+    Args:
+        pservers: how many.
+        clock: seconds, counted from anywhere.
     """
 
-    def __init__(self, pservers: int) -> None:
+    def __init__(self, pservers: int, clock: Callable[[], float] = time.monotonic) -> None:
         warm()
+        self._clock = clock
         name = f"embedded-{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(2).hex()}"
         self.master = Master(Settings(name, pservers, lease_s=inf))
-        self._roles: dict[str, Handle] = {
-            MASTER: lambda src, message: self.master.handle(src, message, time.monotonic())
-        }
+        self._roles: dict[str, Handle] = {MASTER: lambda src, message: self.master.handle(src, message, self._clock())}
         self._queue: deque[tuple[str, str, Message]] = deque()
         self._clerk = Clerk(None)
         self._between: dict[str, Between] = {}
-        self._left_s = time.monotonic()
+        self._left_s = self._clock()
         for place in range(pservers):
             name, address = f"pserver-{place}", Address(f"local://pserver-{place}")
             pserver = Pserver(Member(name))
@@ -92,19 +95,19 @@ class LocalNetwork:
             InvariantError: nothing comes and nothing ever will.
         """
         self._queue.extend((TRAINER, send.to, send.message) for send in sends)
-        now_s = time.monotonic()
+        now_s = self._clock()
         received = self._turn(SHARE * (now_s - self._left_s))
         moved_s = now_s
         while not received:
             if self._is_busy:
-                moved_s = time.monotonic()
-            elif time.monotonic() - moved_s > PATIENCE_S:
+                moved_s = self._clock()
+            elif self._clock() - moved_s > PATIENCE_S:
                 waiting_for = self.master.status(Request(0), moved_s).waiting_for
                 raise InvariantError(
                     f"the embedded job waits for something that cannot come ({waiting_for}); report this bug"
                 )
             received = self._wait()
-        self._left_s = time.monotonic()
+        self._left_s = self._clock()
         return received
 
     def stop(self, last: Ask) -> None:
@@ -130,20 +133,20 @@ class LocalNetwork:
     def _wait(self) -> list[tuple[str, AnyMessage]]:
         """Let time pass."""
         time.sleep(LOOK_S)
-        self._queue.extend((MASTER, send.to, send.message) for send in self.master.tick(time.monotonic()))
+        self._queue.extend((MASTER, send.to, send.message) for send in self.master.tick(self._clock()))
         return self._turn(inf)
 
     def _turn(self, budget_s: float) -> list[tuple[str, AnyMessage]]:
         """Hand on what there is, then look after files, for about so long."""
         received = self._carry()
         for address, between in self._between.items():
-            began_s = now_s = time.monotonic()
+            began_s = now_s = self._clock()
             wait_s: float | None = 0.0
             while wait_s == 0.0 and now_s - began_s <= budget_s:
                 sends, wait_s = between.work(now_s)
                 self._queue.extend((address, send.to, send.message) for send in sends)
-                now_s = time.monotonic()
-        sends = self._clerk.run(self.master, time.monotonic())
+                now_s = self._clock()
+        sends = self._clerk.run(self.master, self._clock())
         self._queue.extend((MASTER, send.to, send.message) for send in sends)
         for event in self.master.take_events():
             log.log(logging.WARNING if event.is_trouble else logging.INFO, "job.event %s", event.text)
