@@ -176,14 +176,14 @@ class AnswersAnew(Master):
 
 
 class EndsBeforeAllIsApplied(Master):
-    def _end_if_finished(self):
+    def _end_if_due(self, now_s):
         if self._finished and all(t.member in self._finished for t in self.members.trainers()):
             self.end(None)
 
 
 class SaysNothing(Master):
-    def _waiting_for(self, now_s):
-        return ""
+    def status(self, request, now_s):
+        return msgspec.structs.replace(super().status(request, now_s), waiting_for="")
 
 
 class HandsOutEarly(SyncEpoch):
