@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 WARM := $(VENV)/.warm
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench fmt clean
+.PHONY: help demo test simulate check bench chaos fmt clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -18,6 +18,11 @@ demo: $(READY) $(WARM) ## Train on real ratings alone and as a job that is hurt;
 test: $(READY) $(WARM) ## All tests
 	@$(PY) -m pytest -q
 
+N ?= 1000
+SEED ?= 0
+simulate: $(READY) $(WARM) ## N=10000 SEED=0: whole jobs simulated, each of another shape and hurt in other ways
+	@$(PY) tools/simulate.py --count $(N) --seed $(SEED)
+
 check: $(READY) ## Format, lint, types, direction of imports
 	@$(PY) -m ruff format --check --quiet . || { echo "Some files are not formatted: run 'make fmt'."; exit 1; }
 	@$(PY) -m ruff check --quiet .
@@ -26,6 +31,9 @@ check: $(READY) ## Format, lint, types, direction of imports
 
 bench: $(READY) $(WARM) ## Measure against plain PyTorch; one table, and JSON
 	@$(PY) benchmarks/run.py
+
+chaos: $(READY) $(WARM) ## Kill, freeze, slow and add trainers of real jobs at random; check that promises hold
+	@$(PY) tools/chaos.py
 
 fmt: $(READY) ## Format the code and fix what can be fixed by itself
 	@$(PY) -m ruff check --quiet --fix-only .

@@ -11,11 +11,14 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+import auc
+import checkpoints
 import click
 import remote
 import rules
 import tables
 import torch
+import trouble
 from rich.console import Console
 from rich.table import Table as Grid
 
@@ -31,6 +34,9 @@ SECTIONS: dict[str, Callable[[bool], Figures]] = {
     "rules": lambda quick: iter(rules.measure(*((100_000, 10_000) if quick else ()))),
     "remote": remote.figures,
     "click": click.figures,
+    "trouble": trouble.figures,
+    "checkpoints": checkpoints.figures,
+    "auc": auc.figures,
 }
 
 

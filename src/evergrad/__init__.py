@@ -11,17 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from evergrad import data, errors, init_rows, metrics
+    from evergrad.checkpoint.plan import Checkpoints
     from evergrad.ids import hash_ids
     from evergrad.job import Job, init
     from evergrad.nn import Embedding, EmbeddingBag
     from evergrad.optim import FTRL, SGD, Adagrad, Adam, AdamW, RowWiseAdagrad
     from evergrad.serving import load_model
-    from evergrad.update import Async, Sync
+    from evergrad.update import Async, LocalSGD, Sync
 
 _HOME = {
     "init": "job", "Job": "job", "Embedding": "nn", "EmbeddingBag": "nn", "load_model": "serving", "hash_ids": "ids",
     "SGD": "optim", "Adagrad": "optim", "RowWiseAdagrad": "optim", "Adam": "optim", "AdamW": "optim", "FTRL": "optim",
-    "Sync": "update", "Async": "update",
+    "Sync": "update", "Async": "update", "LocalSGD": "update", "Checkpoints": "checkpoint.plan",
 }  # fmt: skip
 _MODULES = ("data", "errors", "init_rows", "metrics")
 
@@ -32,9 +33,11 @@ __all__ = [
     "Adam",
     "AdamW",
     "Async",
+    "Checkpoints",
     "Embedding",
     "EmbeddingBag",
     "Job",
+    "LocalSGD",
     "RowWiseAdagrad",
     "Sync",
     "data",

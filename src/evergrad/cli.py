@@ -8,6 +8,8 @@ from typing import Annotated, NoReturn
 import typer
 from rich.console import Console
 
+from evergrad import cli_checkpoints
+from evergrad.checkpoint.storage import absolute_url
 from evergrad.errors import ConfigError, EvergradError
 from evergrad.launch import jobfile, view
 from evergrad.launch.ask import ask_status
@@ -33,6 +35,12 @@ app = typer.Typer(
 )
 
 LogDir = Annotated[Path, typer.Option(help="Folder for the logs of jobs.", envvar="EVERGRAD_LOG_DIR")]
+CheckpointsUrl = Annotated[
+    str | None, typer.Option(help="Where checkpoints go, instead of where the script says: a folder or URL.")
+]
+Resume = Annotated[
+    str, typer.Option(help='"auto": go on with the newest checkpoint; "never"; or the checkpoint to go on with.')
+]
 Master = Annotated[str | None, typer.Option(help="Address of the master, tcp://127.0.0.1:PORT.")]
 JobName = Annotated[str | None, typer.Option(help="Name of the job.")]
 Seed = Annotated[int | None, typer.Option(help="Seed of the job, instead of the script's.")]
@@ -107,13 +115,16 @@ def run(
     trainers: Annotated[int, typer.Option(min=1, help="Number of trainers.")] = 1,
     seed: Seed = None,
     log_dir: LogDir = LOG_DIR,
-    max_restarts: Annotated[int, typer.Option(min=0, help="How often each trainer that dies is started again.")] = 10,
+    max_restarts: Annotated[int, typer.Option(min=0, help="How often an hour each trainer is started again.")] = 10,
     max_failures: MaxFailures = None,
+    standby: Annotated[bool, typer.Option(help="Keep a process ready for the trainer that dies next.")] = False,
     memory: Memory = None,
+    checkpoints: CheckpointsUrl = None,
+    resume: Resume = "auto",
 ) -> int:
     """Run a script as a job of processes on this machine.
 
-    Shows progress, starts trainers that die again, writes one log per process, and ends with the job's exit status.
+    Shows progress, starts processes that die again, writes one log per process, and ends with the job's exit status.
     A task in which the script raises is tried again by others, then set aside: the job goes on, and fails in the end.
 
     \b
@@ -131,9 +142,16 @@ def run(
         log_dir=log_dir,
         max_restarts=max_restarts,
         max_failures=max_failures,
+        standby=standby,
         memory=memory,
+        checkpoints=None if checkpoints is None else absolute_url(checkpoints),
+        resume=_resumed(resume),
     )
     return run_job(plan)
+
+
+def _resumed(resume: str) -> str:
+    return resume if resume in ("auto", "never") else absolute_url(resume)
 
 
 @app.command()
@@ -166,6 +184,11 @@ def master(
     listen: Annotated[str, typer.Option(help="Address to listen on; port 0 takes a free one.")] = ANY_PORT,
     address_file: Annotated[Path | None, typer.Option(help="File to write the address to.")] = None,
     max_failures: MaxFailures = None,
+    checkpoints: CheckpointsUrl = None,
+    resume: Resume = "auto",
+    store: Annotated[
+        Path | None, typer.Option(help="Folder of the job's record; a master that finds one there goes on with it.")
+    ] = None,
 ) -> None:
     """Run the master of a job by hand.
 
@@ -175,6 +198,9 @@ def master(
     """
     options = ["--listen", listen, "--job", job, "--pservers", str(pservers)]
     options += ["--max-failures", str(max_failures)] if max_failures is not None else []
+    options += ["--checkpoints", absolute_url(checkpoints)] if checkpoints is not None else []
+    options += ["--resume", _resumed(resume)]
+    options += ["--store", str(store)] if store is not None else []
     _become("master", options + (["--address-file", str(address_file)] if address_file else []))
 
 
@@ -226,6 +252,11 @@ def trainer(
         )
     options = ["--master", master, "--job", job, "--name", f"trainer-p{os.getpid()}"]
     _become("trainer", options + (["--seed", str(seed)] if seed is not None else []) + [script, *rest])
+
+
+app.add_typer(cli_checkpoints.app, name="checkpoints")
+app.command()(cli_checkpoints.export)
+app.command()(cli_checkpoints.reshard)
 
 
 def _become(role: str, options: list[str]) -> NoReturn:

@@ -6,6 +6,7 @@ EvergradError
 +-- Unavailable        wait or retry: somebody needed is not there, or not yet
 +-- Fenced             leave: a newer process has taken this one's part
 +-- CheckpointError    use another checkpoint or model
+|   +-- StorageError   ... or mend the storage: it cannot be read or written, and was tried again where that can help
 +-- JobFailed          the job has ended without success; the message says why
 +-- InvariantError     report a bug: Evergrad found itself in a state that cannot be
 """
@@ -33,6 +34,19 @@ class Fenced(EvergradError):
 
 class CheckpointError(EvergradError):
     """A checkpoint or a model cannot be read or does not fit."""
+
+
+class StorageError(CheckpointError):
+    """A storage did not do what was asked of it.
+
+    Attributes:
+        is_missing: the file, or the bucket, is not there.
+        is_full: there is no room.
+    """
+
+    def __init__(self, text: str, is_missing: bool = False, is_full: bool = False) -> None:
+        super().__init__(text)
+        self.is_missing, self.is_full = is_missing, is_full
 
 
 class JobFailed(EvergradError):

@@ -242,6 +242,11 @@ def checked_rule(where: str, rule: object) -> Rule:
     return rule
 
 
+def fixed_rate(rule: Rule) -> float | None:
+    """A rule's learning rate as given; None for a function of the step."""
+    return None if callable(rule.lr) else float(rule.lr)
+
+
 def learning_rate(lr: LearningRate, step: int) -> float:
     """The learning rate of one step.
 

@@ -7,6 +7,12 @@ from evergrad.errors import ConfigError
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
+def show_bytes(size: int) -> str:
+    """A size as people read it, as "1.5G"."""
+    unit = max((unit for unit, worth in UNITS.items() if size >= worth), key=UNITS.__getitem__, default="")
+    return f"{size / UNITS[unit]:.1f}{unit}" if unit else str(size)
+
+
 def parse_bytes(text: str) -> int:
     """A size such as "512M", "1.5G" or a number of bytes; units are powers of 1024.
 

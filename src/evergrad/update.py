@@ -1,10 +1,11 @@
 """When and how the pservers update the parameters, as a user says it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from evergrad.checks import whole_number
 from evergrad.errors import ConfigError
 from evergrad.messages import UpdateName, UpdateSpec
+from evergrad.optim import SGD, RowWiseAdagrad, Rule, checked_rule, learning_rate
 
 MOST_BATCHES = 65_536
 """A step keeps the pushes of all its batches until it is committed."""
@@ -82,7 +83,51 @@ class Async:
         )
 
 
-Update = Sync | Async
+@dataclass(frozen=True, slots=True)
+class LocalSGD:
+    """Local steps: trainers train by themselves for a while, then what has become of their models is averaged.
+
+    A *round* is one update, made of `tasks_per_round` tasks. A task is the next `steps` batches of its stream of the
+    epoch's samples: the trainer that has it pulls the model, takes an optimizer step of its own for each batch, and
+    pushes the difference. The pservers apply the mean of the differences, weighted with samples, by the outer rule.
+    Tasks are computed by whichever trainers there are, so the number of trainers is no part of the mathematics.
+
+    *Source*: Stich 2019 (local SGD) with `outer=SGD(lr=1.0)`, which is plain averaging; DiLoCo (Douillard et al. 2023)
+    with AdamW inside and `outer=SGD(lr=0.7, momentum=0.9, nesterov=True)`, but for the state, see `keep_inner_state`.
+
+    Args:
+        steps: batches of a task, each a step of its own; the last tasks of an epoch may have fewer.
+        tasks_per_round: tasks of a round, which come from as many equal streams of the epoch's samples. More trainers
+            than these have nothing to do but to stand in for slow ones.
+        inner: the rule of those steps for parameters and tables, where `dense=` and `sparse=` of `job.optimizer` or the
+            `optimizer=` of a table do not give it. Learning rates that are functions are asked for each step that a
+            task takes after those before it in its stream.
+        outer: the rule of the pservers, with base - result in the gradient's place. A learning rate that is a
+            function is asked for each round.
+        keep_inner_state: whether a trainer's optimizer state (averages, momentum) goes on from one of its tasks to its
+            next. If not, each task begins without any, and the result is the same whoever computes it.
+        backup_after: as in `Sync`, for a task.
+    """
+
+    steps: int
+    tasks_per_round: int = 1
+    inner: Rule | None = None
+    outer: Rule = field(default_factory=lambda: SGD(lr=1.0))
+    keep_inner_state: bool = False
+    backup_after: float | None = None
+
+    def spec(self) -> UpdateSpec:
+        """The rule as it crosses the wire."""
+        steps = whole_number("LocalSGD: steps", self.steps, least=1)
+        tasks = whole_number("LocalSGD: tasks_per_round", self.tasks_per_round, least=1)
+        if tasks > MOST_BATCHES:
+            raise ConfigError(f"LocalSGD: tasks_per_round is {tasks}; give at most {MOST_BATCHES:,}")
+        for name, rule in (("inner", self.inner), ("outer", self.outer)):
+            if name == "outer" or rule is not None:
+                _check_rule(name, rule)
+        _seconds("LocalSGD: backup_after", self.backup_after)
+        keep = bool(self.keep_inner_state)
+        return UpdateSpec(UpdateName.LOCAL_SGD, tasks, self.backup_after, local_steps=steps, keep_inner_state=keep)
 
 
 def _every(name: str, value: int, batches: int) -> int:
@@ -93,6 +138,18 @@ def _every(name: str, value: int, batches: int) -> int:
             f" a push; give a {name} of at most that, or a larger batches_per_task"
         )
     return every
+
+
+Update = Sync | Async | LocalSGD
+
+
+def _check_rule(name: str, rule: object) -> None:
+    rule = checked_rule(f"LocalSGD: {name}=", rule)
+    if isinstance(rule, RowWiseAdagrad):
+        remedy = "give it as sparse= of job.optimizer" if name == "inner" else "give eg.SGD"
+        raise ConfigError(f"LocalSGD: {name}= is RowWiseAdagrad, which is for tables only; {remedy}")
+    rule.spec()
+    learning_rate(rule.lr, 0)
 
 
 def _seconds(what: str, value: float | None) -> None:

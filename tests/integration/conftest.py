@@ -9,13 +9,13 @@ from jobs import TRAIN, Alone, digests, python
 
 @pytest.fixture(scope="session")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Alone:
-    """The digests of the model that `python train.py --seed N` saves: the reference for every job."""
+    """The digests of the model that `python SCRIPT --seed N` saves: the reference for every job."""
 
     @cache
-    def train(seed: int) -> dict[str, str]:
+    def train(seed: int, script: Path = TRAIN) -> dict[str, str]:
         folder = tmp_path_factory.mktemp("alone")
         model = folder / "model"
-        done = python(TRAIN, "--out", model, "--seed", seed, cwd=folder)
+        done = python(script, "--out", model, "--seed", seed, cwd=folder)
         assert done.returncode == 0, done.stderr
         return digests(model)
 

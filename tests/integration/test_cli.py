@@ -11,7 +11,8 @@ import pytest
 from evergrad.version import VERSION
 
 STAND_IN = Path(__file__).with_name("stand_in.py")
-COMMANDS = ["run", "status", "master", "pserver", "trainer"]
+COMMANDS = ["run", "status", "master", "pserver", "trainer", "export", "reshard"]
+OF_CHECKPOINTS = ["ls", "show", "verify", "rm"]
 
 
 def evergrad(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -30,9 +31,9 @@ def test_without_a_command_the_help_is_shown(tmp_path: Path) -> None:
     assert all(f"  {command} " in done.stderr for command in COMMANDS)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", [*COMMANDS, *(f"checkpoints {command}" for command in OF_CHECKPOINTS)])
 def test_each_command_has_help_with_an_example(tmp_path: Path, command: str) -> None:
-    done = evergrad(command, "--help", cwd=tmp_path)
+    done = evergrad(*command.split(), "--help", cwd=tmp_path)
     assert done.returncode == 0
     assert f"  Example:\n    evergrad {command}" in done.stdout
 
@@ -60,6 +61,10 @@ def test_each_command_has_help_with_an_example(tmp_path: Path, command: str) -> 
         (["trainer", "train.py"], "no job is running"),
         (["trainer", "--master", "tcp://127.0.0.1:5", "--job", "films", "no.py"], "there is no script 'no.py'"),
         (["trainer", "--master", "tcp://127.0.0.1:5", "--job", "films"], "name a script"),
+        (["checkpoints", "ls"], "Missing argument 'URL'"),
+        (["checkpoints", "fly"], "No such command 'fly'"),
+        (["export", "checkpoints"], "Missing argument 'OUT'"),
+        (["reshard", "checkpoints", "out", "--pservers", "0"], "--pservers"),
     ],
 )
 def test_a_mistake_is_answered_with_one_sentence_and_status_2(tmp_path: Path, args: list[str], sentence: str) -> None:
@@ -72,8 +77,9 @@ def test_a_mistake_is_answered_with_one_sentence_and_status_2(tmp_path: Path, ar
     assert done.stdout == ""
 
 
-def test_importing_the_command_imports_neither_torch_nor_a_role() -> None:
-    program = "import sys, evergrad.cli; print([m for m in sys.modules if m in {'torch', 'evergrad.master'}])"
+def test_importing_the_command_imports_neither_a_role_nor_what_takes_long() -> None:
+    slow = {"torch", "evergrad.master", "numba", "fsspec", "safetensors"}
+    program = f"import sys, evergrad.cli; print([m for m in sys.modules if m in {slow}])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert done.stdout == "[]\n"
 

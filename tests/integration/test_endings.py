@@ -6,7 +6,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from jobs import COUNT, SCRIPTS, ByHand, Launched, digests, python, reached, until
+from jobs import COUNT, SCRIPTS, ByHand, Launched, digests, python, reached, trainers, until
 
 WIDE = SCRIPTS / "wide.py"
 
@@ -70,13 +70,30 @@ def writer(folder: Path) -> int | None:
 
 
 @pytest.mark.parametrize(("role", "option"), [("pserver-1", "pserver-1"), ("master", "evergrad.master")])
-def test_a_pserver_or_master_that_is_killed_ends_the_job_with_a_sentence_that_names_it(
+def test_a_pserver_or_master_that_may_not_be_restarted_ends_the_job_with_a_sentence_that_names_it(
     tmp_path: Path, role: str, option: str
 ) -> None:
     args = ("--rule", "sync", "--out", tmp_path / "model", "--pause", 0.01, "--epochs", 100)
-    with Launched(tmp_path, COUNT, *args, pservers=2) as job:
+    with Launched(tmp_path, COUNT, *args, pservers=2, options=("--max-restarts", "0")) as job:
         job.until(lambda s: s.samples > 0, "training")
         next(p for p in job.family() if option in p.cmdline()).send_signal(signal.SIGKILL)
         assert job.wait() == 1
         assert f"{role} (pid" in job.text
-        assert "was killed by SIGKILL, and what it held in memory is lost" in job.text
+        assert "was killed by SIGKILL; see" in job.text
+
+
+def test_a_trainer_added_by_hand_carries_on_alone_where_the_launchers_own_may_not_be_restarted(
+    tmp_path: Path, go: Path
+) -> None:
+    args = ("--rule", "sync", "--out", tmp_path / "model", "--hold", f"epoch:0={go}")
+    with Launched(tmp_path, COUNT, *args, options=("--max-restarts", "0")) as job:
+        own = until(lambda: reached(go), "the launcher's trainer to be inside a batch")
+        joiner = job.join()
+        job.until(lambda s: joiner.pid in trainers(s), "the added trainer to join")
+        # The launcher asks twice a second; what it prints shows that it has seen the joiner too.
+        until(lambda: f"(pid {joiner.pid}) has joined" in job.text, "the launcher to know")
+        os.kill(own.pop(), signal.SIGKILL)
+        go.touch()
+        assert job.wait() == 0, job.text
+        assert joiner.wait() == 0, joiner.text
+        assert "was killed by SIGKILL; the job goes on without it" in job.text

@@ -6,7 +6,9 @@ import signal
 from pathlib import Path
 
 import pytest
-from jobs import TRAIN, Alone, ByHand, Launched, at_work, digests, is_inside, reached, trainers, until
+from jobs import FILMS, TRAIN, Alone, ByHand, Launched, at_work, digests, is_inside, reached, trainers, until
+
+from evergrad.messages import Status
 
 
 @pytest.mark.parametrize(("pservers", "size"), [(1, 1), (3, 2), (2, 5)])
@@ -17,6 +19,38 @@ def test_a_job_of_processes_saves_the_model_that_one_process_saves(
     with Launched(tmp_path, TRAIN, "--out", model, pservers=pservers, trainers=size) as job:
         assert job.wait() == 0, job.text
     assert digests(model) == alone(0)
+
+
+@pytest.mark.parametrize(("size", "pservers"), [(1, 2), (2, 3), (3, 1)])
+def test_so_does_one_of_the_films_with_batchnorm_and_dropout(
+    tmp_path: Path, alone: Alone, size: int, pservers: int
+) -> None:
+    model = tmp_path / "model"
+    with Launched(tmp_path, FILMS, "--out", model, pservers=pservers, trainers=size) as job:
+        assert job.wait() == 0, job.text
+    assert digests(model) == alone(0, FILMS)
+
+
+@pytest.mark.timeout(400)
+def test_so_does_one_of_the_films_whose_trainers_are_killed_twenty_times(
+    tmp_path: Path, alone: Alone, seed: int
+) -> None:
+    chance = random.Random(seed)
+    args, often = ("--out", tmp_path / "model", "--pause", 0.05), ("--max-restarts", "20")
+    with Launched(tmp_path, FILMS, *args, pservers=3, trainers=4, options=often) as job:
+        for step in sorted(chance.sample(range(1, 66), 20)):  # of 94
+            hit = until_at_work(job, step)
+            victim = chance.choice(at_work(hit, hit.epoch))
+            os.kill(victim, signal.SIGKILL)
+            job.gone(victim)
+        assert job.launcher.wait(120.0) == 0, job.text
+        assert job.text.count("was killed by SIGKILL; it starts again") == 20
+    assert digests(tmp_path / "model") == alone(0, FILMS)
+
+
+def until_at_work(job: Launched, step: int) -> Status:
+    """The job at this step or later, with a trainer that holds a task."""
+    return job.until(lambda s: s.version >= step and at_work(s, s.epoch), f"step {step}", within_s=200.0)
 
 
 @pytest.mark.parametrize("run", range(3))
@@ -37,6 +71,21 @@ def test_a_trainer_killed_at_a_random_moment_changes_no_bit(
         assert job.wait() == 0, job.text
         assert f"(pid {victim}) was killed by SIGKILL; it starts again" in job.text
     assert digests(tmp_path / "model") == alone(run)
+
+
+def test_a_process_kept_ready_takes_the_place_of_a_killed_trainer_and_changes_no_bit(
+    tmp_path: Path, alone: Alone, go: Path
+) -> None:
+    args = ("--out", tmp_path / "model", "--hold", f"epoch:1={go}")
+    with Launched(tmp_path, TRAIN, *args, trainers=2, options=("--standby",)) as job:
+        job.until(lambda s: s.epoch == 1 and len(trainers(s)) == 2, "epoch 1 with both")
+        (ready,) = until(lambda: [p.pid for p in job.family() if "evergrad.job.standby" in p.cmdline()], "one more")
+        victim = min(trainers(job.status()))
+        os.kill(victim, signal.SIGKILL)
+        job.until(lambda s: ready in trainers(s), "the one kept ready to join")
+        go.touch()
+        assert job.wait() == 0, job.text
+    assert digests(tmp_path / "model") == alone(0)
 
 
 def test_a_trainer_frozen_past_its_lease_joins_anew_and_changes_no_bit(tmp_path: Path, alone: Alone, go: Path) -> None:

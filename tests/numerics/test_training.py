@@ -10,7 +10,8 @@ from torch import nn
 
 import evergrad as eg
 from evergrad.data.order import epoch_order
-from evergrad.job.job import Job, embedded_session
+from evergrad.job.embedded import embedded_session
+from evergrad.job.job import Job
 from evergrad.kernels.initial import initial_rows, table_seed
 from evergrad.messages import Schema
 from evergrad.schedule import sync_steps, sync_task

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import evergrad as eg
-from evergrad.job.job import Job, embedded_session
+from evergrad.job.embedded import embedded_session
+from evergrad.job.job import Job
 from evergrad.messages import Schema
 
 
@@ -17,7 +18,8 @@ def new_job() -> Callable[..., Job]:
     def make(pservers: int = 1, update: object = None, seed: int = 0) -> Job:
         torch.set_num_threads(1)
         torch.manual_seed(seed)
-        return Job(embedded_session(pservers), Schema(seed, (update or eg.Sync()).spec(), (), ()), True)
+        local = update if isinstance(update, eg.LocalSGD) else None
+        return Job(embedded_session(pservers), Schema(seed, (update or eg.Sync()).spec(), (), ()), True, local=local)
 
     return make
 

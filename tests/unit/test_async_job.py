@@ -8,7 +8,8 @@ from torch import nn
 import evergrad as eg
 from evergrad.checkpoint.model import Model as SavedModel
 from evergrad.errors import DataError
-from evergrad.job.job import Job, embedded_session
+from evergrad.job.embedded import embedded_session
+from evergrad.job.job import Job
 from evergrad.messages import MayBegin, Pull, PushBatch, Schema, Wire
 
 

@@ -11,11 +11,13 @@ from torch import nn
 import evergrad as eg
 from evergrad.checkpoint.model import Model as SavedModel
 from evergrad.errors import ConfigError
-from evergrad.job.job import Job, embedded_session
+from evergrad.job.embedded import embedded_session
+from evergrad.job.job import Job
 from evergrad.messages import Member, Schema, Wire
 from evergrad.pserver.pserver import Pserver
 
 LARGE = 1 << 30
+Update = eg.Sync | eg.Async | eg.LocalSGD
 
 
 class Model(nn.Module):
@@ -30,14 +32,15 @@ class Model(nn.Module):
 
 
 def trained(
-    folder: Path, update: eg.Sync | eg.Async, wire: str = "float32", pservers: int = 1, message_bytes: int = LARGE
+    folder: Path, update: Update, wire: str = "float32", pservers: int = 1, message_bytes: int = LARGE
 ) -> tuple[str, list[float]]:
     """A digest of the model that two epochs give, and the losses on the way."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     is_ahead = isinstance(update, eg.Async) and update.ahead
     schema = Schema(0, update.spec(), (), (), Wire(wire))
-    job = Job(embedded_session(pservers, message_bytes), schema, True, is_ahead)
+    local = update if isinstance(update, eg.LocalSGD) else None
+    job = Job(embedded_session(pservers, message_bytes), schema, True, is_ahead, local)
     model = Model()
     optimizer = job.optimizer(model, dense=eg.Adam(lr=0.01), sparse=eg.Adagrad(lr=0.1))
     rng = np.random.default_rng(0)
@@ -55,13 +58,19 @@ def trained(
     return hashlib.sha256(b"".join(p.read_bytes() for p in files)).hexdigest(), losses
 
 
-UPDATES = [eg.Sync(2), eg.Async(batches_per_task=3), eg.Async(batches_per_task=3, ahead=False)]
+UPDATES = [
+    eg.Sync(2),
+    eg.Async(batches_per_task=3),
+    eg.Async(batches_per_task=3, ahead=False),
+    eg.LocalSGD(3, 2, outer=eg.SGD(lr=0.7, momentum=0.9, nesterov=True)),
+]
+NAMES = ["sync", "async", "async-not-ahead", "local-sgd"]
 
 
-@pytest.mark.parametrize("update", UPDATES, ids=["sync", "async", "async-not-ahead"])
+@pytest.mark.parametrize("update", UPDATES, ids=NAMES)
 @pytest.mark.parametrize("wire", ["float32", "bfloat16", "float16"])
 def test_the_model_is_the_same_however_messages_are_cut_and_for_any_number_of_pservers(
-    tmp_path: Path, update: eg.Sync | eg.Async, wire: str
+    tmp_path: Path, update: Update, wire: str
 ) -> None:
     whole, _ = trained(tmp_path, update, wire)
     assert trained(tmp_path, update, wire, message_bytes=300)[0] == whole
@@ -79,7 +88,7 @@ def test_a_shorter_type_on_the_wire_changes_losses_by_its_rounding_only(
 
 
 def test_pulling_ahead_reads_values_without_the_update_just_before(tmp_path: Path) -> None:
-    ahead, waiting = (trained(tmp_path, u)[1] for u in UPDATES[1:])
+    ahead, waiting = (trained(tmp_path, u)[1] for u in UPDATES[1:3])
     assert ahead[0] == waiting[0]
     assert ahead[1] != waiting[1], "the second batch of a task was read before the first was applied"
 
@@ -98,11 +107,10 @@ def test_a_push_beyond_the_memory_of_a_pserver_ends_the_loop_with_what_to_do(
 
 
 @pytest.mark.parametrize("pservers", [1, 2, 3])
-@pytest.mark.parametrize("update", UPDATES, ids=["sync", "async", "async-not-ahead"])
-def test_rows_evicted_on_demand_are_gone_with_the_batchs_update(
-    tmp_path: Path, pservers: int, update: eg.Sync | eg.Async
-) -> None:
-    job = Job(embedded_session(pservers, 200), Schema(0, update.spec(), (), ()), True)
+@pytest.mark.parametrize("update", UPDATES, ids=NAMES)
+def test_rows_evicted_on_demand_are_gone_with_the_batchs_update(tmp_path: Path, pservers: int, update: Update) -> None:
+    local = update if isinstance(update, eg.LocalSGD) else None
+    job = Job(embedded_session(pservers, 200), Schema(0, update.spec(), (), ()), True, local=local)
     model = eg.Embedding("t", 2)
     optimizer = job.optimizer(model, sparse=eg.SGD(lr=0.1))
     for epoch in job.epochs(2):

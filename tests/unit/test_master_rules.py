@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from evergrad.master.master import Master
+from evergrad.master.settings import Settings
 from evergrad.messages import (
     INIT_STEP,
     Ask,
@@ -314,7 +315,7 @@ def test_a_task_in_which_the_script_raises_goes_to_another_and_the_job_goes_on()
     assert any(
         "in a the script raised ValueError: bad in epoch 0, step 0, task 0 (1 of 3)" in n for n in job.status().notes
     )
-    assert any("Traceback: bad" in event for event in job.master.take_events())
+    assert any("Traceback: bad" in event.text for event in job.master.take_events())
 
 
 def test_a_goodbye_said_again_is_no_other_failure():
@@ -397,7 +398,7 @@ def test_a_script_that_raises_in_every_task_ends_the_job_with_its_traceback():
 @pytest.mark.parametrize("most", [1, 2])
 def test_how_many_failures_are_too_many_is_an_option_of_the_master(most):
     job = Job(0)
-    job.master = Master("job", 1, LEASE_S, max_failures=most)
+    job.master = Master(Settings("job", 1, LEASE_S, max_failures=most))
     job.join_pserver(0)
     job.begin("good", *"abc")
     do_one(job, "good")

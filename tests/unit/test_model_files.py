@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 from torch import nn
 
 import evergrad as eg
-from evergrad.checkpoint.model import Model, new_model
+from evergrad.checkpoint.model import DenseTensor, Model, new_model
 from evergrad.errors import CheckpointError, ConfigError
 from evergrad.kernels.hashing import slots_of
 from evergrad.messages import TableSpec
@@ -28,7 +28,7 @@ PIECES = [KEYS[:2], KEYS[2:]], [VALUES[:1], VALUES[1:]]
 
 def write(path, spec=SPEC, pieces=PIECES, dense=b"dense"):
     with new_model(path, seed=3) as writer:
-        writer.dense(lambda file: file.write_bytes(dense))
+        writer.dense([DenseTensor("bias", "uint8", (len(dense),), dense)])
         writer.table(spec, len(KEYS), *pieces)
 
 
@@ -89,7 +89,7 @@ def test_more_or_fewer_rows_than_said_are_refused_and_leave_nothing(tmp_path, ke
 
 def test_a_model_appears_only_when_it_is_complete(tmp_path):
     with new_model(tmp_path / "model", seed=0) as writer:
-        writer.dense(lambda file: file.write_bytes(b""))
+        writer.dense([])
         writer.table(SPEC, 3, [KEYS], [VALUES])
         assert not (tmp_path / "model").exists()
         (half,) = tmp_path.iterdir()
@@ -138,7 +138,7 @@ def test_a_link_to_a_model_stays_a_link_and_the_model_behind_it_is_replaced(mode
     link.symlink_to("model")
     write(link, dense=b"new")
     assert link.is_symlink()
-    assert (model / "dense.safetensors").read_bytes() == b"new"
+    assert (model / "dense.safetensors").read_bytes().endswith(b"new")
     assert sorted(path.name for path in model.parent.iterdir()) == ["latest", "model"]
 
 
@@ -381,7 +381,7 @@ def test_what_a_killed_saving_left_behind_goes_with_the_next_one(tmp_path):
     for folder in (gone, living, *others):
         folder.mkdir()
     with new_model(tmp_path / "model", 0) as writer:
-        writer.dense(lambda path: path.write_bytes(b"x"))
+        writer.dense([])
     assert not gone.exists()
     assert all(folder.exists() for folder in (living, *others))
 
@@ -391,16 +391,16 @@ def test_an_old_model_set_aside_by_a_killed_saving_is_kept_while_there_is_no_oth
     aside.mkdir()
     with new_model(tmp_path / "model", 0) as writer:
         assert aside.exists()
-        writer.dense(lambda path: path.write_bytes(b"x"))
+        writer.dense([])
     with new_model(tmp_path / "model", 0) as writer:
-        writer.dense(lambda path: path.write_bytes(b"x"))
+        writer.dense([])
     assert not aside.exists()
 
 
 def test_a_model_beside_which_somebody_keeps_other_files_is_not_replaced(tmp_path):
     for name in ("model", "kept"):
         with new_model(tmp_path / name, 0) as writer:
-            writer.dense(lambda path: path.write_bytes(b"x"))
+            writer.dense([])
     (tmp_path / "kept" / "NOTES.md").write_text("mine")
     with (
         pytest.raises(ConfigError, match=r"holds a model, and NOTES\.md besides"),

@@ -11,7 +11,8 @@ import evergrad as eg
 
 NAMES = (
     *("SGD", "RowWiseAdagrad", "AdamW", "FTRL", "Adagrad", "Adam", "Async", "Embedding", "EmbeddingBag", "Job", "Sync"),
-    *("data", "errors", "hash_ids", "init", "init_rows", "load_model", "metrics"),
+    "LocalSGD",
+    *("Checkpoints", "data", "errors", "hash_ids", "init", "init_rows", "load_model", "metrics"),
 )
 
 
@@ -48,6 +49,7 @@ def test_every_public_method_says_what_it_does(owner):
 def test_importing_the_package_and_its_rules_needs_no_torch():
     code = (
         "import sys, json, evergrad as eg; eg.Sync(); eg.Adam(); eg.hash_ids(['a']); eg.init_rows.zeros(); eg.errors;"
+        " eg.Checkpoints('c');"
         " print(json.dumps('torch' in sys.modules))"
     )
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)

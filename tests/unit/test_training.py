@@ -29,6 +29,11 @@ def sync_epoch(samples=10, streams=2, batch_size=2, version=5, patience=NEVER):
     return SyncEpoch(3, data, streams, version, AttemptNumbers(Term(1)), patience)
 
 
+def round_epoch(samples=22, streams=2, batch_size=2, steps=3, version=5, first=40):
+    data = DataSpec(samples, "data", batch_size)
+    return SyncEpoch(3, data, streams, version, AttemptNumbers(Term(1)), NEVER, steps, first)
+
+
 def async_epoch(samples=10, batches=2, batch_size=2, first=0, patience=NEVER):
     data = DataSpec(samples, "data", batch_size)
     return AsyncEpoch(3, data, batches, first, AttemptNumbers(Term(1)), patience)
@@ -235,6 +240,67 @@ def test_a_late_task_goes_to_a_spare_trainer_too_and_either_may_be_first():
         winner = slow if first_wins else backup
         epoch.finish(done(winner), 3.0)
         assert epoch.commit() == [(0, winner.attempt)]
+
+
+def test_a_task_of_a_round_is_the_next_batches_of_its_stream_and_says_the_number_of_its_first():
+    epoch, seen = round_epoch(), []
+    while not epoch.is_closed:
+        tasks = take(epoch, A, B)
+        seen.append([(t.step, t.index, t.start, t.stop, t.first) for t in tasks])
+        for task in tasks:
+            assert epoch.finish(done(task), 0.0) == task.stop - task.start
+        epoch.commit()
+    assert seen == [
+        [(5, 0, 0, 6, 40), (5, 1, 11, 17, 40)], [(6, 0, 6, 11, 43), (6, 1, 17, 22, 43)],
+    ]  # fmt: skip
+    assert epoch.steps == 2
+    assert epoch.batches == 6, "of 11 samples: five of two and one of one"
+
+
+def test_batches_of_rounds_are_counted_over_epochs_also_of_those_left_early():
+    training = Training(UpdateSpec(UpdateName.LOCAL_SGD, 2, local_steps=3), AttemptNumbers(Term(1)))
+    data, firsts = DataSpec(22, "data", 2), []
+    for number, rounds in enumerate((2, 1, 0, 2)):
+        epoch = training.open(number, data)
+        for _ in range(rounds):
+            firsts.append([task.first for task in take(epoch, A, B)])
+            epoch.release(A)
+            epoch.release(B)
+            do_step(epoch, A, B)
+            training.version += 1
+        epoch.close()
+    assert firsts == [[0, 0], [3, 3], [6, 6], [9, 9], [12, 12]]
+
+
+def test_in_sync_the_number_of_a_tasks_batch_is_that_of_its_step():
+    training = Training(UpdateSpec(UpdateName.SYNC, 2), AttemptNumbers(Term(1)))
+    for number in range(2):
+        epoch = training.open(number, DataSpec(5, "data", 1))
+        while not epoch.is_closed:
+            task = epoch.hand_out(A, now())
+            assert task.first == task.step
+            while task is not None:
+                epoch.finish(done(task), 0.0)
+                task = epoch.hand_out(A, now())
+            epoch.commit()
+            training.version += 1
+
+
+def test_a_round_has_as_many_tasks_to_measure_as_a_step_before_one_is_late():
+    """Ten rounds' worth of tasks."""
+    training = Training(UpdateSpec(UpdateName.LOCAL_SGD, 2, local_steps=3), AttemptNumbers(Term(1)))
+    epoch, time_s = training.open(0, DataSpec(10_000, "data", 1)), 0.0
+    for _ in range(10):
+        assert take(epoch, A, B, time_s=time_s)
+        assert epoch.hand_out(C, now(time_s + 1000)) is None
+        for member in (A, B):
+            epoch.release(member)
+            epoch.finish(done(epoch.hand_out(member, now(time_s))), time_s + 0.5)
+        epoch.commit()
+        time_s += 1.0
+    take(epoch, A, B, time_s=time_s)
+    assert epoch.hand_out(C, now(time_s + 3.9)) is None
+    assert epoch.hand_out(C, now(time_s + 4.1)) is not None
 
 
 def test_a_new_epoch_starts_at_the_version_that_is_there():

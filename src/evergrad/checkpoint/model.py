@@ -5,28 +5,27 @@
       tables/NAME.safetensors      `keys` int64 (n,) and `values` float32 (n, dim), sorted by (slot, key)
       manifest.json                the tables, how to answer keys without a row, and each file's size and checksum
 
-The manifest is written last and the folder appears under its name as a whole, or not at all. The bytes depend on the
-model alone: not on the number of pservers, the time or the machine.
+The manifest is written last. On this machine the folder appears under its name as a whole, or not at all; where there
+are but objects there is no model before its manifest. The bytes depend on the model alone: not on the number of
+pservers, the time or the machine.
 """
 
-import glob
 import hashlib
-import json
 import os
-import re
-import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import NamedTuple
 from urllib.parse import quote
 
 import msgspec
-import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from evergrad.errors import CheckpointError, ConfigError
+from evergrad.checkpoint.output import Kind, Output, Writable, new_folder
+from evergrad.checkpoint.storage import Buffer
+from evergrad.checkpoint.tensors import TYPES, bytes_of, header
+from evergrad.errors import CheckpointError
 from evergrad.init_rows import Initializer
 from evergrad.messages import AnyArray, Floats, Keys, TableSpec
 
@@ -60,27 +59,30 @@ class Manifest(msgspec.Struct, frozen=True):
     files: dict[str, SavedFile]
 
 
-class ModelWriter:
-    """Writes one model into a folder that nobody else sees yet."""
+class DenseTensor(NamedTuple):
+    """A parameter or buffer as it is in the torch model: torch's name of its type, its shape, its bytes."""
 
-    def __init__(self, folder: Path, seed: int) -> None:
-        self._folder, self._seed = folder, seed
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    data: Buffer
+
+
+class ModelWriter:
+    """Writes one model into a folder that nobody else takes for one yet."""
+
+    def __init__(self, output: Output, seed: int) -> None:
+        self._output, self._seed = output, seed
         self._tables: dict[str, SavedTable] = {}
         self._files: dict[str, SavedFile] = {}
-        (folder / TABLES).mkdir()
 
-    def dense(self, write: Callable[[Path], None]) -> None:
-        """Have `write` put the dense values into the file it is given."""
-        path = self._folder / DENSE
-        try:
-            write(path)
-            path.chmod((path.parent / TABLES).stat().st_mode & 0o666)  # the library makes it private
-            with path.open("rb+") as file:
-                _flush(file)
-        except SafetensorError as exc:  # what the library makes of a full disk
-            raise OSError(str(exc)) from exc
-        digest = hashlib.blake2b(path.read_bytes(), digest_size=16)
-        self._files[DENSE] = SavedFile(path.stat().st_size, digest.hexdigest())
+    def dense(self, tensors: Sequence[DenseTensor]) -> None:
+        """Write the parameters and buffers, widest types first, then by name."""
+        ordered = sorted(tensors, key=lambda t: (-TYPES[t.dtype].bytes, t.name))
+        with self._file(DENSE) as file:
+            file.write(header({t.name: (TYPES[t.dtype], t.shape) for t in ordered}))
+            for tensor in ordered:
+                file.write(tensor.data)
 
     def table(self, spec: TableSpec, rows: int, keys: Iterable[Keys], values: Iterable[Floats]) -> None:
         """Write a table piece by piece, first all keys, then all values.
@@ -89,46 +91,40 @@ class ModelWriter:
             CheckpointError: there were more or fewer than `rows` rows.
         """
         name = f"{TABLES}/{quote(spec.name, safe='')}.safetensors"
-        header = _header({"keys": ("I64", [rows]), "values": ("F32", [rows, spec.dim])})
-        with (self._folder / name).open("wb") as file:
-            hashed = _HashedFile(file)
-            hashed.write(header)
+        with self._file(name) as file:
+            file.write(header({"keys": (TYPES["int64"], (rows,)), "values": (TYPES["float32"], (rows, spec.dim))}))
             for what, pieces, row_bytes in (("keys", keys, 8), ("values", values, 4 * spec.dim)):
-                written = sum(hashed.write_array(piece) for piece in pieces)
+                written = sum(file.write(bytes_of(piece)) for piece in pieces)
                 if written != rows * row_bytes:
                     raise CheckpointError(f"table {spec.name!r}: {written} bytes of {what} for {rows} rows; save again")
-            _flush(file)
-        self._files[name] = hashed.saved()
         self._tables[spec.name] = SavedTable(name, spec.dim, rows, self._seed, spec.initializer, spec.unseen_zero)
 
     def manifest(self) -> None:
         """Write the manifest: now the model is complete."""
         manifest = Manifest(FORMAT, self._tables, dict(sorted(self._files.items())))
-        with (self._folder / MANIFEST).open("wb") as file:
+        with self._output.writer(MANIFEST) as file:
             file.write(msgspec.json.format(msgspec.json.encode(manifest)) + b"\n")
-            _flush(file)
+
+    @contextmanager
+    def _file(self, name: str) -> Iterator["_HashedFile"]:
+        with self._output.writer(name) as file:
+            hashed = _HashedFile(file)
+            yield hashed
+        self._files[name] = hashed.saved()
 
 
 @contextmanager
-def new_model(path: Path, seed: int) -> Iterator[ModelWriter]:
-    """A writer for a model that appears at `path` when the block ends well, instead of a model that is there.
+def new_model(target: str | os.PathLike[str], seed: int) -> Iterator[ModelWriter]:
+    """A writer for a model that appears at `target` when the block ends well, instead of a model that is there.
 
     Raises:
-        ConfigError: something that is no model is at `path`, or it cannot be written; nothing there was changed.
+        ConfigError: something that is no model is at `target`, or it cannot be written; nothing there was changed.
+        StorageError: the URL cannot be written.
     """
-    path = _target(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
-    _remove_remains(path)
-    try:
-        temporary.mkdir(parents=True)
-        writer = ModelWriter(temporary, seed)
+    with new_folder(target, MODEL) as output:
+        writer = ModelWriter(output, seed)
         yield writer
         writer.manifest()
-        _put(temporary, path)
-    except OSError as exc:
-        raise ConfigError(f"cannot save a model to {path}: {exc.strerror or exc}; give another path") from exc
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 class Model:
@@ -189,84 +185,23 @@ class Model:
 
 
 class _HashedFile:
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(self, file: Writable) -> None:
         self._file, self._digest, self._bytes = file, hashlib.blake2b(digest_size=16), 0
 
-    def write(self, data: bytes | memoryview) -> int:
-        self._file.write(data)
-        self._digest.update(data)
-        self._bytes += len(data)
-        return len(data)
-
-    def write_array(self, array: AnyArray) -> int:
-        return self.write(np.ascontiguousarray(array).data.cast("B")) if array.size else 0
+    def write(self, data: Buffer) -> int:
+        view = memoryview(data)
+        self._file.write(view)
+        self._digest.update(view)
+        self._bytes += view.nbytes
+        return view.nbytes
 
     def saved(self) -> SavedFile:
         return SavedFile(self._bytes, self._digest.hexdigest())
 
 
-def _header(tensors: dict[str, tuple[str, list[int]]]) -> bytes:
-    """The head of a safetensors file whose tensors follow in this order.
-
-    Written here because the library can only write tensors that are all in memory.
-    """
-    described, start = {}, 0
-    for name, (dtype, shape) in tensors.items():
-        size = {"I64": 8, "F32": 4}[dtype]
-        for n in shape:
-            size *= n
-        described[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, start + size]}
-        start += size
-    text = json.dumps(described, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
+def _is_of_a_model(name: str) -> bool:
+    folder, _, file = name.rpartition("/")
+    return name in (MANIFEST, DENSE) or (folder == TABLES and file.endswith(".safetensors"))
 
 
-def _target(path: Path) -> Path:
-    """Where the model goes: a link stays, what it points to is replaced."""
-    try:
-        target = path.resolve()
-        is_free = not target.exists() or (target.is_dir() and not any(target.iterdir()))
-        if is_free:
-            return target
-        if (target / MANIFEST).is_file():
-            if strangers := _strangers(target):
-                raise ConfigError(
-                    f"{path} holds a model, and {strangers[0]} besides; move that or save to another path"
-                )
-            return target
-    except (OSError, RuntimeError) as exc:  # before Python 3.13 a loop of links is a RuntimeError
-        raise ConfigError(f"cannot save a model to {path}: {exc}; give another path") from exc
-    raise ConfigError(f"{path} is there and holds no model; remove it or save to another path")
-
-
-def _strangers(path: Path) -> list[str]:
-    """Files in a model's folder that no saving has written there."""
-    ours = {MANIFEST, DENSE}
-    found = [file.relative_to(path) for file in path.rglob("*") if not file.is_dir()]
-    tables = {f for f in found if f.parent == Path(TABLES) and f.suffix == ".safetensors"}
-    return sorted(str(f) for f in found if str(f) not in ours and f not in tables)
-
-
-def _remove_remains(path: Path) -> None:
-    """Remove what savings to the same path left behind whose process, on this machine, was ended in the middle."""
-    for remains in path.parent.glob(f".{glob.escape(path.name)}.*"):
-        found = re.fullmatch(r"\.(\d+)\.[0-9a-f]{8}(\.old)?", remains.name.removeprefix(f".{path.name}"))
-        if found and not Path(f"/proc/{found[1]}").exists() and (path.is_dir() or not found[2]):
-            shutil.rmtree(remains, ignore_errors=True)
-
-
-def _put(temporary: Path, path: Path) -> None:
-    """Rename the new model into place; an old one goes only after that."""
-    old = None
-    if path.exists():
-        old = temporary.with_name(f"{temporary.name}.old")
-        path.rename(old)
-    temporary.rename(path)
-    if old is not None:
-        shutil.rmtree(old)
-
-
-def _flush(file: BinaryIO) -> None:
-    file.flush()
-    os.fsync(file.fileno())
+MODEL = Kind("model", MANIFEST, _is_of_a_model)

@@ -2,27 +2,42 @@
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
+from msgspec.structs import replace
 from torch import Tensor, nn
 
+from evergrad.checkpoint.model import DenseTensor
+from evergrad.checkpoint.tensors import bytes_of
 from evergrad.errors import ConfigError
 from evergrad.job.alignment import aligned
 from evergrad.job.dense import NotFinite, Rules, check_rules, fits, groups_of, patterns_of
+from evergrad.job.held_rows import HeldRows
+from evergrad.job.local import LocalModel
 from evergrad.job.optimizer import JobOptimizer
-from evergrad.job.rows import BatchRows, HeldRows
-from evergrad.kernels.half import decoded, encoded
+from evergrad.job.rows import BatchRows
+from evergrad.kernels.half import as_seen, encoded
 from evergrad.kernels.merge import all_finite
-from evergrad.messages import NEWEST, AnyArray, Floats, Generation, GroupKind, Keys, TableKeys, TableSpec, Wire
+from evergrad.messages import (
+    NEWEST,
+    AnyArray,
+    Floats,
+    Generation,
+    GroupKind,
+    Keys,
+    SyncTask,
+    TableKeys,
+    TableSpec,
+    Wire,
+)
 from evergrad.nn import Table
-from evergrad.optim import Rule
+from evergrad.optim import Rule, RuleSpec, learning_rate
 from evergrad.trainer.exchange import Flow
 from evergrad.trainer.session import Session
 from evergrad.trainer.trainer import PulledModel, RowGrads, SpanGrads, Void
+from evergrad.update import LocalSGD
 
 
 class Version(NamedTuple):
@@ -33,10 +48,12 @@ class Version(NamedTuple):
 
 
 class Requested(NamedTuple):
-    """What was asked for a batch: its rows, dense groups by number, and the pull on its way, if there is any."""
+    """What a batch needs: its rows, which of their keys are on their way, and which dense groups, if any are."""
 
     at: Version
     rows: BatchRows
+    wanted: list[tuple[int, Keys]]
+    pulled: list[tuple[int, Keys]]
     groups: list[int]
     pulling: Flow[PulledModel] | None
     training: bool
@@ -51,10 +68,17 @@ class BoundModel:
         dense: rules for its parameters.
         sparse: rules for its tables.
         wire: what rows and gradients are on the wire.
+        update: the update rule if steps are taken here first; `dense` and `sparse` are then the rules of these.
     """
 
     def __init__(
-        self, session: Session, model: nn.Module, dense: Rules | None, sparse: Rules | None, wire: Wire
+        self,
+        session: Session,
+        model: nn.Module,
+        dense: Rules | None,
+        sparse: Rules | None,
+        wire: Wire,
+        update: LocalSGD | None = None,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise ConfigError(f"job.optimizer wants the model itself, a torch module, not a {type(model).__name__}")
@@ -62,17 +86,30 @@ class BoundModel:
         check_rules("sparse", sparse)
         self.model = model
         _align(model)
-        self.groups = groups_of(model, dense)
-        self._session, self._wire = session, wire
+        outer = update.outer if update is not None else None
+        self.groups = groups_of(model, dense, outer)
+        self._session, self._wire, self._update = session, wire, update
         self._modules = [m for m in model.modules() if isinstance(m, Table)]
         self._rules = _table_rules(self._modules, sparse)
-        self.tables = _table_specs(self._modules, self._rules)
+        self.tables = _table_specs(self._modules, self._rules, outer)
         if not self.tables and not any(group.kind is GroupKind.TRAINED for group in self.groups):
             raise ConfigError("the model has nothing to train: no table, and no parameter that requires a gradient")
         self._numbers = {spec.name: number for number, spec in enumerate(self.tables)}
         self._held: Version | None = None
         self._values: dict[int, AnyArray] = {}
         self._rows: BatchRows | None = None
+        self._local = self._local_model(update.keep_inner_state) if update is not None else None
+
+    @property
+    def local(self) -> LocalModel:
+        """What a task of `LocalSGD` works on."""
+        assert self._local is not None
+        return self._local
+
+    def inner_rules(self) -> tuple[RuleSpec, ...]:
+        """The rules of the steps taken here, of trained groups, then of tables; none if there are no such steps."""
+        rules = [g.rule for g in self.groups if g.rule is not None] + [rule for _, rule in self.table_rules()]
+        return tuple(rule.spec() for rule in rules) if self._local is not None else ()
 
     def table_rules(self) -> list[tuple[str, Rule]]:
         """Each table's name and rule, in the order of tables."""
@@ -80,24 +117,31 @@ class BoundModel:
 
     def open(self, at: Version, batch: Any, training: bool) -> None:
         """Pull what a batch needs and put it into the model; raises as `enter`."""
-        self.enter(self.request(at, batch, training))
+        self.enter(self.request(at, self.rows_of(at, batch, training), training))
 
-    def request(self, at: Version, batch: Any, training: bool, held: HeldRows | None = None) -> "Requested":
+    def rows_of(self, at: Version, batch: Any, training: bool) -> BatchRows:
+        """The rows that a batch needs, numbered. May be called in any thread."""
+        rows = BatchRows(self._modules, self._numbers, self._puller(at, training), training)
+        rows.number(batch)
+        return rows
+
+    def request(self, at: Version, rows: BatchRows, training: bool, held: HeldRows | None = None) -> "Requested":
         """Ask for what a batch needs; the answer may come while something else is computed.
 
         Args:
             at: which values.
-            batch: as the dataset has made it.
+            rows: of `rows_of` the batch.
             training: whether gradients are wanted.
             held: rows that are not asked for again, and what is asked for is added to; with the first of its batches
                 dense groups are asked for, with the others none. They find the values of the batch before.
         """
-        rows = BatchRows(self._modules, self._numbers, self._puller(at, training), training, held)
         is_begun = held is not None and held.begin()
-        wanted, groups = rows.wanted(batch), [] if is_begun else self._groups_to_pull(at)
-        flow = self._session.trainer.pull(at.generation, at.version, wanted, groups, evaluating=not training)
-        pulling = self._session.driver.start(flow) if wanted or groups else None
-        return Requested(at, rows, groups, pulling, training)
+        wanted, groups = rows.wanted(held), [] if is_begun else self._groups_to_pull(at)
+        local = self._overlay(training)
+        keys = wanted if local is None else local.missing(wanted)
+        flow = self._session.trainer.pull(at.generation, at.version, keys, groups, evaluating=not training)
+        pulling = self._session.driver.start(flow) if keys or groups else None
+        return Requested(at, rows, wanted, keys, groups, pulling, training)
 
     def enter(self, requested: "Requested") -> None:
         """Put what was asked for into the model. No gradient is left from another batch.
@@ -105,24 +149,28 @@ class BoundModel:
         Raises:
             Void: the version has passed.
         """
-        at, rows, groups, pulling, training = requested
-        pulled = self._session.driver.run(pulling) if pulling is not None else PulledModel(at.version, [], [])
-        rows.take(pulled.rows)
-        self._values.update(zip(groups, pulled.groups, strict=True))
+        at, rows, wanted, keys, groups, pulling, training = requested
+        pulled: list[Floats] = []
+        if pulling is not None:
+            _, pulled, of_groups = self._session.driver.run(pulling)
+            self._values.update(zip(groups, of_groups, strict=True))
+        local = self._overlay(training)
+        if local is not None:
+            self._take_into(local, keys, pulled)
+            pulled = [local.rows(table, of_table) for table, of_table in wanted]
+        rows.take(pulled)
         self._held, self._rows = at, rows
         for number, group in enumerate(self.groups):
             if group.kind is not GroupKind.FROZEN or number in groups:
-                group.load(self._values[number])
+                group.load(self._dense(number, training))
             if training:
                 group.zero_grad()
-        for module in self._modules:
-            module.source = rows
+        self._read_from(rows)
 
     def close(self) -> None:
         """The batch is done: its rows are let go."""
         self._rows = None
-        for module in self._modules:
-            module.source = None
+        self._read_from(None)
 
     def zero_grad(self) -> None:
         """Forget the gradients of rows."""
@@ -142,14 +190,50 @@ class BoundModel:
         Raises:
             NotFinite: there is NaN or infinity among them, or would be on the wire.
         """
+        rows, spans = self._gradients(optimizer, keep)
+        sent = self._encoded(rows, "the gradient")
+        return sent if encode else rows, spans
+
+    def step_locally(self, optimizer: JobOptimizer, samples: int, evict: Sequence[TableKeys]) -> None:
+        """Take a step with the gradients of the open batch here; the model and the batch's rows show it at once.
+
+        Raises:
+            NotFinite: there is NaN or infinity among the gradients; no step was taken.
+        """
+        rows, spans = self._gradients(optimizer)
+        for r in rows:
+            self._check_finite(r.table, r.grads, "the gradient")
+        assert self._rows is not None
+        self.local.step(rows, spans, samples)
+        self.local.evict += evict
+        self._rows.renew(self.local.rows)
+        for number, group in enumerate(self.groups):
+            if group.kind is GroupKind.TRAINED:
+                group.load(self.local.dense(number))
+
+    def push_difference(self, task: SyncTask) -> bool:
+        """Push what the steps taken here have made of the model; returns False if there was no step.
+
+        Raises:
+            NotFinite: there is NaN or infinity among it.
+            Void, PushRefused: as `Trainer.push`.
+        """
+        local = self.local
+        if not local.samples:
+            return False
+        assert self._update is not None
+        rows, spans = local.difference(learning_rate(self._update.outer.lr, task.step))
+        for span in spans:
+            self.groups[span.group].check_finite(span.values, "the difference of")
+        trainer, rows = self._session.trainer, self._encoded(rows, "the difference")
+        push = trainer.push(task, task.step, task.index, local.samples, rows, spans, local.evict)
+        self._session.driver.run(push)
+        return True
+
+    def _gradients(self, optimizer: JobOptimizer, keep: bool = False) -> tuple[list[RowGrads], list[SpanGrads]]:
         assert self._rows is not None
         of_groups, of_tables = optimizer.rates()
-        rows = []
-        for table, keys, grads in self._rows.gradients():
-            wired = encoded(grads, self._wire)
-            if not all_finite(decoded(wired, self._wire).reshape(-1)):
-                raise NotFinite(f"the gradient of table {self.tables[table].name!r}")
-            rows.append(RowGrads(table, of_tables[table], keys, wired if encode else grads))
+        rows = [RowGrads(g.table, of_tables[g.table], g.keys, g.grads) for g in self._rows.gradients()]
         spans = []
         rates = iter(of_groups)
         for number, group in enumerate(self.groups):
@@ -158,7 +242,7 @@ class BoundModel:
                 group.refuse_gradients()
                 continue
             values, present = (
-                group.gradients() if group.kind is GroupKind.TRAINED else group.changed(self._values[number])
+                group.gradients() if group.kind is GroupKind.TRAINED else group.changed(self._dense(number, True))
             )
             if present.any():
                 spans.append(SpanGrads(number, lr, values, present))
@@ -166,6 +250,17 @@ class BoundModel:
             buffers = (s.group for s in spans if self.groups[s.group].kind is not GroupKind.TRAINED)
             self._values.update({number: self.groups[number].values() for number in buffers})
         return rows, spans
+
+    def _encoded(self, rows: Sequence[RowGrads], what: str) -> list[RowGrads]:
+        """The same as the job's wire has them."""
+        sent = [r._replace(grads=encoded(r.grads, self._wire)) for r in rows]
+        for r in sent:
+            self._check_finite(r.table, as_seen(r.grads, self._wire), what)
+        return sent
+
+    def _check_finite(self, table: int, grads: AnyArray, what: str) -> None:
+        if not all_finite(grads.reshape(-1)):
+            raise NotFinite(f"{what} of table {self.tables[table].name!r}")
 
     def keys_of(self, table: str, ids: Tensor) -> TableKeys:
         """The different keys that these ids of a table are.
@@ -195,12 +290,16 @@ class BoundModel:
             digest.update(group.values().tobytes())
         return digest.hexdigest()
 
-    def save_dense(self, path: Path, at: Version) -> None:
-        """Write parameters and buffers of a version, in the types the model has."""
+    def dense_at(self, at: Version) -> list[DenseTensor]:
+        """Parameters and buffers of a version, in the types the model has."""
         self.open(at, None, training=False)
         self.close()
-        named = {p.name: t for g in self.groups for p, t in zip(g.spec.parameters, g.tensors, strict=True)}
-        save_file({name: t.detach().cpu().contiguous().clone() for name, t in named.items()}, path)
+        named = ((p, t) for g in self.groups for p, t in zip(g.spec.parameters, g.tensors, strict=True))
+        return [DenseTensor(p.name, p.dtype, p.shape, _bytes_of(t)) for p, t in named]
+
+    def _read_from(self, rows: BatchRows | None) -> None:
+        for module in self._modules:
+            object.__setattr__(module, "source", rows)  # torch's own takes microseconds to see that it is no parameter
 
     def _groups_to_pull(self, at: Version) -> list[int]:
         """Nothing that is here already: not a version twice, and frozen parameters once a generation."""
@@ -209,6 +308,26 @@ class BoundModel:
             return []
         is_new = held is None or held.generation != at.generation
         return [i for i, g in enumerate(self.groups) if is_new or g.kind is not GroupKind.FROZEN]
+
+    def _overlay(self, training: bool) -> LocalModel | None:
+        """Where a batch's values are before they are in the model: in training with steps taken here, in a copy."""
+        return self._local if training else None
+
+    def _take_into(self, local: LocalModel, keys: Sequence[tuple[int, Keys]], pulled: Sequence[Floats]) -> None:
+        for (table, of_table), values in zip(keys, pulled, strict=True):
+            local.take_rows(table, of_table, values)
+        if not local.has_values:
+            local.take_dense([self._values[number] for number in range(len(self.groups))])
+
+    def _dense(self, group: int, training: bool) -> AnyArray:
+        """What a dense group is before the present batch."""
+        local = self._overlay(training)
+        return self._values[group] if local is None else local.dense(group)
+
+    def _local_model(self, keeps_state: bool) -> LocalModel:
+        tables = [(spec.dim, self._rules[spec.name].spec()) for spec in self.tables]
+        groups = [replace(g.spec, rule=g.rule.spec()) if g.rule is not None else g.spec for g in self.groups]
+        return LocalModel(tables, groups, keeps_state)
 
     def _puller(self, at: Version, training: bool) -> Callable[[int, Keys], Floats]:
         """Pulls rows met only in `forward`. Where the version has passed, the batch is void already: any will do."""
@@ -219,9 +338,27 @@ class BoundModel:
             try:
                 return run(trainer.pull(at.generation, at.version, wanted, [], not training)).rows[0]
             except Void as void:
-                return run(trainer.pull(void.generation, NEWEST, wanted, [], not training)).rows[0]
+                generation = void.generation
+            try:
+                return run(trainer.pull(generation, NEWEST, wanted, [], not training)).rows[0]
+            except Void:  # the pservers of this generation are gone, or not there yet
+                return np.zeros((keys.size, self.tables[table].dim), np.float32)
 
-        return pull
+        local = self._overlay(training)
+        if local is None:
+            return pull
+
+        def pull_missing(table: int, keys: Keys) -> Floats:
+            for _, missing in local.missing([(table, keys)]):
+                local.take_rows(table, missing, pull(table, missing))
+            return local.rows(table, keys)
+
+        return pull_missing
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    flat = tensor.detach().cpu().contiguous().reshape(-1).clone().view(torch.uint8)
+    return bytes_of(flat.numpy())
 
 
 def _align(model: nn.Module) -> None:
@@ -262,12 +399,13 @@ def _own_rules(modules: Sequence[Table]) -> dict[str, Rule]:
     return own
 
 
-def _table_specs(modules: Sequence[Table], rules: Mapping[str, Rule]) -> tuple[TableSpec, ...]:
+def _table_specs(modules: Sequence[Table], rules: Mapping[str, Rule], outer: Rule | None) -> tuple[TableSpec, ...]:
     specs: dict[str, TableSpec] = {}
     for m in modules:
         spec = TableSpec(
-            m.table, m.dim, rules[m.table].spec(), m.init, m.unseen == "zeros", m.min_count, m.ttl, m.max_rows, m.evict
-        )
+            m.table, m.dim, (outer or rules[m.table]).spec(), m.init, m.unseen == "zeros",
+            m.min_count, m.ttl, m.max_rows, m.evict,
+        )  # fmt: skip
         first = specs.setdefault(m.table, spec)
         if first != spec:
             raise ConfigError(

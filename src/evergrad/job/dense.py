@@ -27,13 +27,18 @@ class NotFinite(Exception):
 
 
 class Group:
-    """One flat group: its parameters or buffers in the model, and its rule if it is trained."""
+    """One flat group: its parameters or buffers in the model, and its rule if it is trained.
 
-    def __init__(self, kind: GroupKind, rule: Rule | None, named: Sequence[tuple[str, Tensor]]) -> None:
+    `outer` is the rule of the pservers where that is not the same (`LocalSGD`).
+    """
+
+    def __init__(
+        self, kind: GroupKind, rule: Rule | None, named: Sequence[tuple[str, Tensor]], outer: Rule | None = None
+    ) -> None:
         self.kind, self.rule = kind, rule
         self.tensors = [tensor for _, tensor in named]
         specs = tuple(ParameterSpec(name, tuple(t.shape), str(t.dtype).removeprefix("torch.")) for name, t in named)
-        self.spec = GroupSpec(kind, rule.spec() if rule else None, specs)
+        self.spec = GroupSpec(kind, (outer or rule).spec() if rule else None, specs)
         self._dtype = np.int64 if kind is GroupKind.LOWEST else np.float32
 
     def values(self) -> AnyArray:
@@ -74,6 +79,12 @@ class Group:
                     " requires_grad before, and keep it"
                 )
 
+    def check_finite(self, flat: AnyArray, what: str) -> None:
+        """Raise NotFinite if flat values have NaN or infinity; `what` they are of a parameter or buffer."""
+        if flat.dtype == np.float32 and not all_finite(flat):
+            spans = zip(self.spec.parameters, self._spans(), strict=True)
+            raise NotFinite(f"{what} {next(p for p, (a, b) in spans if not all_finite(flat[a:b])).name!r}")
+
     def load(self, values: AnyArray) -> None:
         """Put flat values into the model."""
         flat = torch.from_numpy(values if values.flags.writeable else values.copy())
@@ -95,24 +106,25 @@ class Group:
             if tensor is None:
                 continue
             target[a:b] = tensor.detach().reshape(-1)
-        if check and not all_finite(flat):
-            found = next(
-                p for p, (a, b) in zip(self.spec.parameters, self._spans(), strict=True) if not all_finite(flat[a:b])
-            )
-            raise NotFinite(f"{what} {found.name!r}")
+        if check:
+            self.check_finite(flat, what)
         return flat
 
 
-def groups_of(model: nn.Module, rules: Rules | None) -> list[Group]:
+def groups_of(model: nn.Module, rules: Rules | None, outer: Rule | None = None) -> list[Group]:
     """The dense groups of a model: one for each rule, one for frozen parameters, one for each kind of buffers.
 
+    Args:
+        model: the torch model.
+        rules: for its parameters.
+        outer: the pservers' rule, if not these.
     Raises:
         ConfigError: a parameter has no rule or a type that cannot be kept, or a pattern fits nothing.
     """
     for name, tensor in (*model.named_parameters(), *_buffers(model)):
         _check(name, tensor)
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    groups = [Group(GroupKind.TRAINED, rule, named) for rule, named in _by_rule(trained, rules)]
+    groups = [Group(GroupKind.TRAINED, rule, named, outer) for rule, named in _by_rule(trained, rules)]
     frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
     floats = [(name, b) for name, b in _buffers(model) if b.dtype in FLOATS]
     integers = [(name, b) for name, b in _buffers(model) if b.dtype in INTEGERS]

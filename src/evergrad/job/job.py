@@ -16,21 +16,23 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from evergrad.checkpoint.model import new_model
+from evergrad.checkpoint.plan import Checkpoints
+from evergrad.checkpoint.storage import absolute_url
 from evergrad.checks import whole_number
-from evergrad.data.dataset import Dataset
+from evergrad.data.dataset import Dataset, reads_anywhere
 from evergrad.data.order import epoch_order
 from evergrad.errors import ConfigError, EvergradError
+from evergrad.heap import keep_freed_memory
+from evergrad.job.ahead import Ahead, Reader
 from evergrad.job.alignment import aligned
 from evergrad.job.arguments import added, data_of, folder_of, frames_to_the_script, numbers_of, partials, seed_of
 from evergrad.job.asynchronous import AsyncTasks
-from evergrad.job.batch import Fetched, OpenBatch, seed_generators
+from evergrad.job.batch import Fetched, OpenBatch, Read, seed_generators
 from evergrad.job.bound import BoundModel, Version
 from evergrad.job.dense import NotFinite, Rules
-from evergrad.job.embedded import MASTER as LOCAL_MASTER
-from evergrad.job.embedded import LocalNetwork
+from evergrad.job.held_rows import HeldRows
 from evergrad.job.numerics import fingerprint
 from evergrad.job.optimizer import JobOptimizer
-from evergrad.job.rows import HeldRows
 from evergrad.job.saving import save_tables
 from evergrad.messages import (
     INIT_STEP,
@@ -38,13 +40,12 @@ from evergrad.messages import (
     AsyncTask,
     BreakDone,
     DataSpec,
-    Done,
     EpochIs,
     EvalDone,
     EvalTask,
     InitTask,
-    Member,
     Over,
+    Partial,
     SaveDone,
     SaveTask,
     Schema,
@@ -59,18 +60,24 @@ from evergrad.messages import (
     Wire,
 )
 from evergrad.metrics import mean, result
+from evergrad.optim import fixed_rate
 from evergrad.trainer import session as sessions
-from evergrad.trainer.cutting import MESSAGE_BYTES
-from evergrad.trainer.driver import Driver
-from evergrad.trainer.exchange import Exchange
 from evergrad.trainer.session import AtTask, Session
-from evergrad.trainer.trainer import Answer, Identity, PushRefused, Trainer, Void
-from evergrad.update import Async, Sync, Update
+from evergrad.trainer.trainer import NO_OFFER, Answer, Offer, PushRefused, Void
+from evergrad.update import Async, LocalSGD, Sync, Update
 
 Batches = Generator[Any, None, None]
 
 
-def init(update: Update | None = None, *, seed: int = 0, threads: int = 1, wire: str = "float32") -> "Job":
+def init(
+    update: Update | None = None,
+    *,
+    seed: int = 0,
+    threads: int = 1,
+    wire: str = "float32",
+    checkpoints: Checkpoints | None = None,
+    warm_start: str | os.PathLike[str] | None = None,
+) -> "Job":
     """Take part in a job: the one that `evergrad run` started this process for, else one inside this process.
 
     Random generators of Python, numpy and torch are seeded, so that every trainer makes the same model.
@@ -81,33 +88,39 @@ def init(update: Update | None = None, *, seed: int = 0, threads: int = 1, wire:
         threads: how many threads torch computes with, the same however the job is started.
         wire: what rows and their gradients are on the wire: "float32", or "bfloat16" or "float16" for half the bytes;
             the pservers keep and update float32.
+        checkpoints: where and when checkpoints are made; `evergrad run --checkpoints` goes before its URL. A job that
+            finds some there goes on with the newest.
+        warm_start: a checkpoint whose rows and parameters a new job begins with, at epoch 0: a folder or URL as
+            `evergrad checkpoints show` takes it.
 
     Raises:
         ConfigError: an argument that makes no sense, or the job refuses this process.
     """
     if not isinstance(update, Update | None):
-        raise ConfigError(f"update is {update!r}; give eg.Sync(...) or eg.Async(...)")
+        raise ConfigError(f"update is {update!r}; give eg.Sync(...), eg.Async(...) or eg.LocalSGD(...)")
     spec = (Sync() if update is None else update).spec()
     seed = seed_of(os.environ.get(sessions.SEED, seed))
     threads = whole_number("threads", threads, least=1)
     if wire not in list(Wire):
         raise ConfigError(f"wire is {wire!r}; give one of {', '.join(Wire)}")
     torch.set_num_threads(threads)
+    keep_freed_memory()
+    if not isinstance(checkpoints, Checkpoints | None):
+        raise ConfigError(f"checkpoints is {checkpoints!r}; give eg.Checkpoints(url, ...)")
+    offer = Offer("", checkpoints.spec() if checkpoints else None, absolute_url(warm_start) if warm_start else None)
     is_embedded = sessions.MASTER not in os.environ
-    session = embedded_session() if is_embedded else sessions.connect(os.environ, fingerprint())
+    session = _embedded() if is_embedded else sessions.connect(os.environ, fingerprint())
     seed_generators(seed)
     is_ahead = isinstance(update, Async) and update.ahead
-    return Job(session, Schema(seed, spec, (), (), Wire(wire)), is_embedded, is_ahead)
+    local = update if isinstance(update, LocalSGD) else None
+    return Job(session, Schema(seed, spec, (), (), Wire(wire)), is_embedded, is_ahead, local, checkpoints, offer)
 
 
-def embedded_session(pservers: int = 1, message_bytes: int = MESSAGE_BYTES) -> Session:
-    """A job inside this process with so many pservers, its one trainer, and messages of about this size at most."""
-    exchange, network = Exchange(), LocalNetwork(pservers)
-    identity = Identity("trainer-0", os.getpid(), "")
-    trainer = Trainer(exchange, LOCAL_MASTER, identity, lambda: Member("trainer-0"), message_bytes)
-    driver = Driver(exchange, network)
-    driver.run(trainer.join())
-    return Session(trainer, driver)
+def _embedded() -> Session:
+    # Imported here: a trainer among other processes starts without the master, and sooner.
+    from evergrad.job.embedded import embedded_session
+
+    return embedded_session()
 
 
 class Job:
@@ -117,8 +130,18 @@ class Job:
     the job ends elsewhere, the script is left by a `SystemExit`.
     """
 
-    def __init__(self, session: Session, schema: Schema, is_embedded: bool, is_ahead: bool = False) -> None:
-        self._session = session
+    def __init__(
+        self,
+        session: Session,
+        schema: Schema,
+        is_embedded: bool,
+        is_ahead: bool = False,
+        local: LocalSGD | None = None,
+        checkpoints: Checkpoints | None = None,
+        offer: Offer = NO_OFFER,
+    ) -> None:
+        self._session, self._local = session, local
+        self._checkpoints, self._offer = checkpoints, offer
         self._schema = schema
         self._is_embedded = is_embedded
         self._async = AsyncTasks(session, is_ahead, self._enter, self._warn_if_no_step, self._warn)
@@ -129,7 +152,6 @@ class Job:
         self._epoch: int | None = None
         self._trained_epoch: int | None = None
         self._calls: Counter[tuple[str, int]] = Counter()
-        self._done: Done | None = None
         self._batch: OpenBatch | None = None
         self._is_evaluating = False
         self._loop: Callable[[], Batches | None] = lambda: None
@@ -139,6 +161,8 @@ class Job:
 
     def optimizer(self, model: nn.Module, *, dense: Rules | None = None, sparse: Rules | None = None) -> JobOptimizer:
         """Bind the job's model; returns a `torch.optim.Optimizer` whose steps are taken on the pservers.
+
+        With `LocalSGD` they are taken here, with these rules in place of its `inner=`.
 
         Args:
             model: any torch model; its `eg.Embedding` and `eg.EmbeddingBag` modules are the tables.
@@ -152,12 +176,16 @@ class Job:
             raise ConfigError(
                 "job.optimizer() was called twice; a job trains one model, so put its parts into one module"
             )
-        bound = BoundModel(self._session, model, dense, sparse, self._schema.wire)
+        local = self._local
+        if local is not None:
+            dense, sparse = local.inner if dense is None else dense, local.inner if sparse is None else sparse
+        bound = BoundModel(self._session, model, dense, sparse, self._schema.wire, local)
         optimizer = JobOptimizer(self, bound.groups, bound.table_rules())
-        groups = tuple(group.spec for group in bound.groups)
-        rates = optimizer.fixed_rates()
-        schema = msgspec.structs.replace(self._schema, tables=bound.tables, groups=groups, rates=rates)
-        self._session.driver.run(self._session.trainer.agree(schema, bound.initial_digest()))
+        groups, inner = tuple(group.spec for group in bound.groups), bound.inner_rules()
+        rates = optimizer.fixed_rates() + (() if local is None else (fixed_rate(local.outer),))
+        schema = msgspec.structs.replace(self._schema, tables=bound.tables, groups=groups, rates=rates, inner=inner)
+        offer = self._offer._replace(initial=bound.initial_digest())
+        self._session.driver.run(self._session.trainer.agree(schema, offer))
         self._schema, self._bound, self._optimizer = schema, bound, optimizer
         return optimizer
 
@@ -186,8 +214,8 @@ class Job:
                 self._session.inside = f"in the middle of epoch {epoch - first}"
                 yield epoch - first
         except GeneratorExit:
-            last = self._done.last if isinstance(self._done, BreakDone) else None
-            self._done = BreakDone(epoch, self._until, last)
+            done = self._session.done
+            self._session.done = BreakDone(epoch, self._until, done.last if isinstance(done, BreakDone) else None)
         finally:
             self._epoch, self._place, self._session.inside = None, self._until, ""
 
@@ -219,22 +247,27 @@ class Job:
         return loop
 
     def _batches(self, epoch: int, data: Dataset, spec: DataSpec, shuffle: bool) -> Batches:
+        reader = Reader()
         try:
             while True:
                 task = self._ask(WantBatch(epoch, spec))
                 if isinstance(task, SyncTask | AsyncTask):
                     self._session.task = AtTask(task.generation, task.attempt)
                 match task:
+                    case SyncTask() if self._local is not None:
+                        yield from self._local_task(task, data, spec, shuffle)
                     case SyncTask():
                         yield from self._sync_task(task, data, spec, shuffle)
                     case AsyncTask():
-                        yield from self._async_task(task, data, spec, shuffle)
+                        yield from self._async_task(task, data, spec, shuffle, reader)
                     case Over():
                         return
         except BaseException:
-            self._done = BreakDone(epoch, 0, self._done if isinstance(self._done, TrainDone) else None)
+            done = self._session.done
+            self._session.done = BreakDone(epoch, 0, done if isinstance(done, TrainDone) else None)
             raise
         finally:
+            reader.close()
             self._close_batch()
 
     def _sync_task(self, task: SyncTask, data: Dataset, spec: DataSpec, shuffle: bool) -> Batches:
@@ -255,19 +288,62 @@ class Job:
             raise
         finally:
             if is_done and not batch.is_void:
-                self._done = TrainDone(task.generation, task.attempt, batch.contributed, batch.metrics)
+                self._session.done = TrainDone(task.generation, task.attempt, batch.contributed, batch.metrics)
 
-    def _async_task(self, task: AsyncTask, data: Dataset, spec: DataSpec, shuffle: bool) -> Batches:
+    def _local_task(self, task: SyncTask, data: Dataset, spec: DataSpec, shuffle: bool) -> Batches:
+        """The batches of a task, each a step taken here; what they come to is handed in at the end, or at a `break`."""
         ids = epoch_order(spec.samples, self._schema.seed, task.epoch, np.arange(task.start, task.stop), shuffle)
+        local, at = self._check_bound("batches").local, Version(task.generation, task.step)
+        metrics: dict[str, Partial] = {}
+        try:
+            for number, start in enumerate(range(0, ids.size, spec.batch_size), task.first):
+                self._session.driver.check()
+                part = ids[start : start + spec.batch_size]
+                batch = OpenBatch(task, number, part.size)
+                seed = self._mixed_seed("task", task.epoch, number, task.index)
+                opened = self._enter(batch, self._fetch(at, data, part, seed, training=True))
+                try:
+                    yield opened
+                    self._warn_if_no_step(batch)
+                finally:
+                    metrics = added(metrics, batch.metrics)
+            self._session.done = self._hand_in(task, metrics)
+        except GeneratorExit:
+            if local.samples:
+                self._session.done = self._hand_in(task, metrics)
+            raise
+        except Void:
+            return
+        finally:
+            local.forget()
 
-        def fetch(number: int, held: HeldRows | None) -> Fetched:
+    def _hand_in(self, task: SyncTask, metrics: dict[str, Partial]) -> TrainDone | None:
+        """Push what the steps of a task have come to; returns what to report, or None if it counts no more."""
+        contributed = False
+        try:
+            contributed = self._check_bound("batches").push_difference(task)
+        except Void:
+            return None
+        except (NotFinite, PushRefused) as exc:
+            self._warn(f"the batches of a task were left out: {exc}")
+        return TrainDone(task.generation, task.attempt, contributed, metrics)
+
+    def _async_task(self, task: AsyncTask, data: Dataset, spec: DataSpec, shuffle: bool, reader: Reader) -> Batches:
+        ids = epoch_order(spec.samples, self._schema.seed, task.epoch, np.arange(task.start, task.stop), shuffle)
+        at = Version(task.generation, NEWEST)
+
+        def read(number: int) -> Read:
             part = ids[number * spec.batch_size : (number + 1) * spec.batch_size]
             seed = self._mixed_seed("task", task.epoch, task.first + number, 0)
-            return self._fetch(Version(task.generation, NEWEST), data, part, seed, training=True, held=held)
+            return self._read(at, data, part, seed, training=True)
 
-        metrics = yield from self._async.run(task, self._schema, -(-ids.size // spec.batch_size), fetch)
+        def request(read: Read, held: HeldRows | None) -> Fetched:
+            return self._request(at, read, training=True, held=held)
+
+        reading = Ahead(read, -(-ids.size // spec.batch_size), reader if reads_anywhere(data) else None)
+        metrics = yield from self._async.run(task, self._schema, reading, request)
         if metrics is not None:
-            self._done = TrainDone(task.generation, task.attempt, True, metrics)
+            self._session.done = TrainDone(task.generation, task.attempt, True, metrics)
 
     def evaluate(self, fn: Callable[[Any], Mapping[str, Any]], dataset: object, batch_size: int) -> dict[str, Any]:
         """Evaluate the model as it is now, the work shared out among the trainers; all get the same totals.
@@ -318,11 +394,11 @@ class Job:
             return
         except (Exception, KeyboardInterrupt) as exc:
             failure = f"evaluate: {type(exc).__name__} on one of the trainers: {exc}"
-            self._done = EvalDone(task.generation, task.attempt, {}, failure)
+            self._session.done = EvalDone(task.generation, task.attempt, {}, failure)
             raise
         finally:
             self._is_evaluating = False
-        self._done = EvalDone(task.generation, task.attempt, totals)
+        self._session.done = EvalDone(task.generation, task.attempt, totals)
 
     def report(self, metrics: Mapping[str, Any]) -> None:
         """Show metrics: inside `batches` of the present batch (means of the epoch are shown), else of the epoch."""
@@ -332,11 +408,20 @@ class Job:
             self._batch.metrics = added(self._batch.metrics, part)
             return
         numbers = numbers_of(metrics)
-        self._session.driver.run(self._session.trainer.report(max(self._place, 0), numbers))
+        best = self._checkpoints.score(numbers) if self._checkpoints else None
+        self._session.driver.run(self._session.trainer.report(max(self._place, 0), numbers, best))
         if self._is_embedded:
             shown = "  ".join(f"{name} {value:.5g}" for name, value in numbers.items())
             where = f"epoch {self._place}" if self._epoch is not None else "outside the epochs"
             print(f"{where}: {shown}", flush=True)  # noqa: T201  # showing is what it is for
+
+    def save_checkpoint(self) -> None:
+        """Have a checkpoint made of the next step's parameters; returns at once.
+
+        It does nothing where the job makes no checkpoints.
+        """
+        self._check_bound("save_checkpoint")
+        self._session.driver.run(self._session.trainer.ask_checkpoint())
 
     def evict(self, table: str, ids: Tensor) -> None:
         """Have the rows of these ids deleted, with the update of the present batch and before it.
@@ -375,7 +460,7 @@ class Job:
             if isinstance(answer, Over):
                 return
             if isinstance(answer, SaveTask):
-                self._done = self._save(answer, target)
+                self._session.done = self._save(answer, target)
 
     def _save(self, task: SaveTask, path: Path) -> SaveDone | None:
         """Save; returns what to report, or None if it falls to another trainer."""
@@ -383,7 +468,7 @@ class Job:
         at = Version(task.generation, task.version)
         try:
             with new_model(path, self._schema.seed) as writer:
-                writer.dense(lambda file: bound.save_dense(file, at))
+                writer.dense(bound.dense_at(at))
                 save_tables(self._session, task, bound.tables, writer)
                 if not self.is_leader():  # frozen meanwhile, and another one has saved, or will
                     raise Void(task.generation)
@@ -402,18 +487,22 @@ class Job:
             raise ConfigError("optimizer.step() outside job.batches(); call it once for each batch, inside the loop")
         if batch.has_stepped:
             raise ConfigError(
-                "optimizer.step() was called twice for one batch; to accumulate, raise batches_per_step instead"
+                "optimizer.step() was called twice for one batch; to accumulate, raise batches_per_step or the batch"
+                " size instead"
             )
         assert self._optimizer is not None
         batch.has_stepped = True
         try:
             update, task = self._schema.update, batch.task
-            rows, spans = bound.contribution(self._optimizer, update.push_every == 1, update.pull_every > 1)
-            if isinstance(task, SyncTask):
+            if self._local is not None:
+                bound.step_locally(self._optimizer, batch.samples, batch.evict)
+            elif isinstance(task, SyncTask):
+                rows, spans = bound.contribution(self._optimizer)
                 trainer = self._session.trainer
                 push = trainer.push(task, task.step, task.index, batch.samples, rows, spans, batch.evict)
                 self._session.driver.run(push)
             else:
+                rows, spans = bound.contribution(self._optimizer, update.push_every == 1, update.pull_every > 1)
                 self._async.contribute(batch, rows, spans)
             batch.contributed = True
         except Void:
@@ -433,11 +522,10 @@ class Job:
         self._close_batch()
         self._session.task = None
         while True:
-            done, self._done = self._done, None
-            answer = self._session.driver.run(self._session.trainer.ask(want, done))
+            answer = self._session.ask(want)
             if not isinstance(answer, InitTask):
                 return answer
-            self._done = self._hand_in_initial(answer)
+            self._session.done = self._hand_in_initial(answer)
 
     def _hand_in_initial(self, task: InitTask) -> TrainDone | None:
         bound = self._check_bound("init")
@@ -448,22 +536,20 @@ class Job:
             return None
         return TrainDone(task.generation, task.attempt, True, {})
 
-    def _fetch(
-        self,
-        at: Version,
-        data: Dataset,
-        ids: NDArray[np.int64],
-        seed: int,
-        training: bool,
-        held: HeldRows | None = None,
-    ) -> "Fetched":
-        """Fetch a batch and ask for what it needs of the model, but for what is held."""
-        bound = self._check_bound("batches")
-        seed_generators(seed)
-        batch = aligned(data.fetch(ids))
-        return Fetched(batch, bound.request(at, batch, training, held), seed, ids.size)
+    def _fetch(self, at: Version, data: Dataset, ids: NDArray[np.int64], seed: int, training: bool) -> Fetched:
+        """Fetch a batch and ask for what it needs of the model."""
+        return self._request(at, self._read(at, data, ids, seed, training), training)
 
-    def _enter(self, batch: "OpenBatch | None", fetched: "Fetched") -> Any:
+    def _read(self, at: Version, data: Dataset, ids: NDArray[np.int64], seed: int, training: bool) -> Read:
+        if not reads_anywhere(data):
+            seed_generators(seed)
+        batch = aligned(data.fetch(ids))
+        return Read(batch, self._check_bound("batches").rows_of(at, batch, training), seed, ids.size)
+
+    def _request(self, at: Version, read: Read, training: bool, held: HeldRows | None = None) -> Fetched:
+        return Fetched(read, self._check_bound("batches").request(at, read.rows, training, held))
+
+    def _enter(self, batch: "OpenBatch | None", fetched: Fetched) -> Any:
         """Put what a batch needs into the model; raises `Void` if the version has passed."""
         bound = self._check_bound("batches")
         assert self._optimizer is not None
@@ -471,8 +557,8 @@ class Job:
         if batch is not None:
             self._optimizer.at_step(batch.step)
         self._batch = batch
-        seed_generators(fetched.seed + 1)
-        return fetched.batch
+        seed_generators(fetched.read.seed + 1)
+        return fetched.read.batch
 
     def _close_batch(self) -> None:
         self._batch = None

@@ -1,4 +1,4 @@
-"""The optimizer of a job: a `torch.optim.Optimizer` whose step is taken on the pservers."""
+"""The optimizer of a job: a `torch.optim.Optimizer` whose step is taken on the pservers, or by the job itself here."""
 
 from collections.abc import Callable, Sequence
 from inspect import unwrap
@@ -8,7 +8,7 @@ import torch
 
 from evergrad.errors import ConfigError
 from evergrad.job.dense import Group
-from evergrad.optim import Rule, learning_rate
+from evergrad.optim import Rule, fixed_rate, learning_rate
 
 # As they are inside: torch wraps both so that the first call imports its compiler, which takes seconds.
 _add_param_group = unwrap(torch.optim.Optimizer.add_param_group)
@@ -29,8 +29,8 @@ class JobOptimizer(torch.optim.Optimizer):
     """What `job.optimizer` returns.
 
     Its parameter groups are one for each dense rule, then one for each table (without parameters, with the key
-    "table"). Their "lr" is the learning rate of the present step. Optimizer state lives on the pservers, so
-    `state_dict` holds none.
+    "table"). Their "lr" is the learning rate of the present step. Optimizer state lives on the pservers (in `LocalSGD`
+    with the job's copy of the model), so `state_dict` holds none.
     """
 
     def __init__(self, job: TakesSteps, groups: Sequence[Group], tables: Sequence[tuple[str, Rule]]) -> None:
@@ -61,7 +61,7 @@ class JobOptimizer(torch.optim.Optimizer):
 
     def fixed_rates(self) -> tuple[float | None, ...]:
         """The learning rates as given, of dense groups and of tables; None for a function of the step."""
-        return tuple(None if callable(rule.lr) else float(rule.lr) for rule in self._rules)
+        return tuple(fixed_rate(rule) for rule in self._rules)
 
     def rates(self) -> tuple[list[float], list[float]]:
         """The learning rates of dense groups and of tables."""
@@ -69,7 +69,7 @@ class JobOptimizer(torch.optim.Optimizer):
         return rates[: self._dense], rates[self._dense :]
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Hand the batch's gradients to the pservers, which decide when and how to apply them.
+        """Hand the batch's gradients to the pservers, which decide when and how to apply them; `LocalSGD` does it here.
 
         Raises:
             ConfigError: called outside `job.batches`, or twice for one batch.

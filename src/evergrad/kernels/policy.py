@@ -9,8 +9,10 @@ What these kernels decide depends on keys, slots, steps and notes only: not on r
 import numpy as np
 
 from evergrad.kernels.arrays import Integers, Keys, Rows
+from evergrad.kernels.aside import ASIDE, Aside
+from evergrad.kernels.entry import EMPTY, MOST, Integer, as_candidate, count_of, last_of
 from evergrad.kernels.hashing import SLOT_SHIFT, hash_key
-from evergrad.kernels.index import EMPTY, INDEX, Index, Integer, cut_down, entry_of, has_room, remove, settle, span_of
+from evergrad.kernels.index import INDEX, Index, cut_down, entry_of, has_room, remove, settle, span_of
 from evergrad.kernels.jit import flag, i32, i64, inline, kernel, prefetch, reads, void, writes
 from evergrad.placement import SLOTS
 
@@ -21,25 +23,7 @@ NONE, CANDIDATE, WANTED = -1, -2, -3
 """In place of a row's number: a candidate met again; a candidate to be; a key that is to have a row."""
 SPARE = 16
 """A slot that is full makes room for this part of its share at once, for all its rows must be searched for it."""
-MOST = 2**31 - 1
-"""Counts stop here."""
 _AHEAD = 32
-
-
-@inline
-def _as_candidate(last: Integer, count: Integer) -> Integer:
-    """What stands for the row in a candidate's entry: below EMPTY."""
-    return EMPTY - 1 - ((count << 31) | last)
-
-
-@inline
-def _last_of(row: Integer) -> Integer:
-    return (EMPTY - 1 - row) & MOST
-
-
-@inline
-def _count_of(row: Integer) -> Integer:
-    return (EMPTY - 1 - row) >> 31
 
 
 @kernel(void, INDEX, writes(i32), reads(i64), i64, i64, flag, writes(i64))
@@ -61,8 +45,8 @@ def meet(index: Index, notes: Notes, keys: Keys, step: int, min_count: int, has_
         at = entry_of(index, keys[i])
         count: Integer = 1
         if at >= 0:
-            count = min(_count_of(index.entries[2 * at + 1]) + 1, MOST)
-            index.entries[2 * at + 1] = _as_candidate(step, count)
+            count = min(count_of(index.entries[2 * at + 1]) + 1, MOST)
+            index.entries[2 * at + 1] = as_candidate(step, count)
         if count >= min_count:
             rows[i] = WANTED
         else:
@@ -77,7 +61,7 @@ def make_candidates(index: Index, keys: Keys, begin: int, step: int) -> int:
         slot = np.int64(hashed >> SLOT_SHIFT) - index.first_slot
         if not has_room(index, slot):
             return i
-        settle(index, slot, keys[i], _as_candidate(step, 1))
+        settle(index, slot, keys[i], as_candidate(step, 1))
     return keys.size
 
 
@@ -89,26 +73,11 @@ def note_made(notes: Notes, rows: Rows, step: int, count: int) -> None:
         notes[2 * rows[i] + 1] = count
 
 
-@inline
-def is_owned(index: Index, key: np.int64) -> bool:
-    """Whether a key's slot is one of the index."""
-    slot = np.int64(hash_key(key) >> SLOT_SHIFT) - index.first_slot
-    return bool(0 <= slot < index.regions.size)
-
-
-@kernel(flag, INDEX, reads(i64))
-def are_owned(index: Index, keys: Keys) -> bool:
-    """Whether the slots of all keys are those of the index."""
-    owned = 0
-    for i in range(keys.size):
-        owned += is_owned(index, keys[i])
-    return owned == keys.size
-
-
-@kernel(i64, INDEX, reads(i32), i64, i64, i64, i64, i64, writes(i64))
+@kernel(i64, INDEX, ASIDE, reads(i32), i64, i64, i64, i64, i64, writes(i64))
 def expire(
-    index: Index, notes: Notes, step: int, period: int, ttl: int, candidate_ttl: int, most: int, expired: Keys
-) -> Integer:
+    index: Index, aside: Aside, notes: Notes, step: int, period: int, ttl: int, candidate_ttl: int, most: int,
+    expired: Keys,
+) -> Integer:  # fmt: skip
     """Remove what was not met for too long from the slots s with s % period == step % period.
 
     A row is removed when it was last met more than `ttl` steps ago (never, for a negative `ttl`), a candidate when that
@@ -131,12 +100,12 @@ def expire(
             if row >= 0:
                 is_old = ttl >= 0 and step - notes[2 * row] > ttl
             else:
-                is_old = row != EMPTY and step - _last_of(row) > candidate_ttl
+                is_old = row != EMPTY and step - last_of(row) > candidate_ttl
             if is_old and count < most:
                 expired[count] = index.entries[2 * at]
                 count += 1
         for i in range(count):
-            remove(index, slot, entry_of(index, expired[i]))
+            remove(index, aside, slot, entry_of(index, expired[i]))
         if count:
             cut_down(index, slot)
         removed += count
@@ -190,9 +159,10 @@ def _first_victims(
     return found
 
 
-@kernel(i64, INDEX, reads(i32), reads(i64), i64, i64, flag, writes(i64), writes(flag))
+@kernel(i64, INDEX, ASIDE, reads(i32), reads(i64), i64, i64, flag, writes(i64), writes(flag))
 def make_room(
     index: Index,
+    aside: Aside,
     notes: Notes,
     keys: Keys,
     max_rows: int,
@@ -226,7 +196,7 @@ def make_room(
             most = end - begin - room + share // SPARE
             found = _first_victims(index, notes, slot, step, by_count, victims, most)
             for i in range(found):
-                remove(index, slot, entry_of(index, victims[3 * i + 2]))
+                remove(index, aside, slot, entry_of(index, victims[3 * i + 2]))
             room += found
             removed += found
         for i in range(begin, end):

@@ -1,8 +1,10 @@
 """The command line of each process of a job: the contract between the launcher and the roles."""
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+import msgspec
 
 from evergrad.launch.processes import Command
 from evergrad.messages import Address, Role
@@ -22,17 +24,21 @@ class Plan:
     seed: int | None = None
     log_dir: Path = Path("evergrad-logs")
     max_restarts: int = 10
+    checkpoints: str | None = None
+    resume: str = "auto"
     max_failures: int | None = None
+    standby: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Programs:
-    """How each role and the compiler of kernels is started; its options follow."""
+    """How each role, the compiler of kernels and a trainer to be is started; its options follow."""
 
     master: tuple[str, ...] = (sys.executable, "-m", "evergrad.master")
     pserver: tuple[str, ...] = (sys.executable, "-m", "evergrad.pserver")
     trainer: tuple[str, ...] = (sys.executable, "-m", "evergrad.trainer")
     warm: tuple[str, ...] = (sys.executable, "-m", "evergrad.kernels.warm")
+    standby: tuple[str, ...] = (sys.executable, "-m", "evergrad.job.standby")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +54,24 @@ class Commands:
         """Compiles all kernels into the cache, so that no two processes do the same work."""
         return self._command("kernels", Role.LAUNCHER, self.programs.warm, echo=False)
 
-    def master(self, address_file: Path) -> Command:
-        """The master, on a free port that it writes into `address_file`."""
-        options = ("--listen", ANY_PORT, "--job", self.job, "--pservers", str(self.plan.pservers))
+    @property
+    def record(self) -> Path:
+        """The folder of the master's record."""
+        return self.folder.resolve() / "record"
+
+    @property
+    def scratch(self) -> Path:
+        """The folder of checkpoints that are made to fall back to, if nobody says where they go."""
+        return self.folder.resolve() / "checkpoints"
+
+    def master(self, address_file: Path, address: Address | None = None) -> Command:
+        """The master, on a free port that it writes into `address_file`; the next one, at the address of the first."""
+        plan = self.plan
+        options: tuple[str, ...] = (
+            "--listen", address or ANY_PORT, "--job", self.job, "--pservers", str(plan.pservers)
+        )  # fmt: skip
+        options += ("--store", str(self.record), "--scratch", str(self.scratch), "--resume", plan.resume)
+        options += () if plan.checkpoints is None else ("--checkpoints", plan.checkpoints)
         failures = () if self.plan.max_failures is None else ("--max-failures", str(self.plan.max_failures))
         argv = (*self.programs.master, *options, *failures, "--address-file", str(address_file))
         return self._command("master", Role.MASTER, argv, echo=False)
@@ -64,10 +85,19 @@ class Commands:
 
     def trainer(self, index: int, master: Address) -> Command:
         """A trainer; what it prints is shown."""
-        name = f"trainer-{index}"
+        name = self.trainer_name(index)
         seed = () if self.plan.seed is None else ("--seed", str(self.plan.seed))
-        argv = (*self.programs.trainer, *self._joining(master, name), *seed, self.plan.script, *self.plan.args)
-        return self._command(name, Role.TRAINER, argv, echo=True)
+        options = (*self._joining(master, name), *seed, self.plan.script, *self.plan.args)
+        command = self._command(name, Role.TRAINER, (*self.programs.trainer, *options), echo=True)
+        return replace(command, told=msgspec.json.encode(options) + b"\n")
+
+    def standby(self) -> Command:
+        """A process that becomes any of the trainers when it is told."""
+        return replace(self._command("standby", Role.TRAINER, self.programs.standby, echo=True), waits=True)
+
+    def trainer_name(self, index: int) -> str:
+        """What people call the launcher's own trainers."""
+        return f"trainer-{index}"
 
     def _joining(self, master: Address, name: str) -> tuple[str, ...]:
         return "--master", master, "--job", self.job, "--name", name

@@ -1,9 +1,10 @@
 """`evergrad run`: the loop that starts a job's processes, keeps them going and ends them all."""
 
 import os
+import shutil
 import signal
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
@@ -18,6 +19,7 @@ from evergrad.launch.jobfile import JobFile
 from evergrad.launch.link import MasterLink
 from evergrad.launch.processes import Command, Process
 from evergrad.launch.signals import Signals
+from evergrad.launch.standby import Standby
 from evergrad.messages import Address, Exited, Role, Status, StopJob
 from evergrad.wire.transport import Network, new_member
 
@@ -31,6 +33,8 @@ ORPHANED_WITHIN_S = 10.0
 ABANDONED_WITHIN_S = 2.0
 """The same when the master is lost, so that no one can tell them."""
 LEAVING_WITHIN_S = 10.0
+GRACE_S = 25.0
+"""How long a last checkpoint may take when the job is stopped by a signal."""
 STOPPING_WITHIN_S = 10.0
 TERMINATING_WITHIN_S = 5.0
 LAST_BYTES = 4096
@@ -71,6 +75,9 @@ def run(plan: Plan, programs: Programs | None = None) -> int:
             shown.close()
         for line in view.summary(launcher.status, ending):
             shown.line(line)
+    if ending.exit_status == 0:
+        for folder in (commands.scratch, commands.record):
+            shutil.rmtree(folder, ignore_errors=True)
     return ending.exit_status
 
 
@@ -86,7 +93,7 @@ class Launcher:
     """One job's processes.
 
     Invariants:
-        1. `_processes` holds every process started and not yet reaped; it is empty when `run` returns or raises.
+        1. `_processes` and `_standby` hold every process started and not yet reaped: none when `run` returns or raises.
         2. `_outcome` is set once and never changed: the first cause is the one reported.
     """
 
@@ -98,8 +105,9 @@ class Launcher:
         self._processes: dict[str, Process] = {}
         self._due: dict[str, tuple[float, Command]] = {}
         self._confirm_by: dict[str, float] = {}
-        self._restarts: Counter[str] = Counter()
+        self._restarts: defaultdict[str, list[float]] = defaultdict(list)
         self._uncounted: set[str] = set()
+        self._standby = Standby(commands.standby(), self._started) if commands.plan.standby else None
         self._link: MasterLink | None = None
         self._phase = Phase.STARTING
         self._deadline = float("inf")
@@ -163,7 +171,11 @@ class Launcher:
             self._turn()
 
     def _start_process(self, command: Command) -> None:
-        self._processes[command.name] = Process(command, lambda name, line: self._console.line(f"{name} | {line}"))
+        ready = self._standby.become(command) if self._standby and command.told else None
+        self._processes[command.name] = ready or self._started(command)
+
+    def _started(self, command: Command) -> Process:
+        return Process(command, lambda name, line: self._console.line(f"{name} | {line}"))
 
     def _job(self, address: Address) -> JobFile:
         plan = self._commands.plan
@@ -184,6 +196,7 @@ class Launcher:
             self._on_signal(number, now)
         self._reap(now)
         self._start_due(now)
+        self._keep_ready(now)
         self._talk(now)
         self._confirm(now)
         self._press(now)
@@ -197,7 +210,7 @@ class Launcher:
         status = self._link.status
         if status is None or status is known:
             return
-        self._console.show(status, self._restarts, now)
+        self._console.show(status, self._restart_counts(), now)
         if status.ended and self._phase is Phase.RUNNING:
             self._due.clear()
             self._outcome = decide.Finish(decide.FAILED if status.failure else 0, status.failure)
@@ -224,11 +237,13 @@ class Launcher:
 
     def _on_end(self, process: Process, status: int, now: float) -> None:
         command = process.command
+        if command.waits:
+            return
         if command.role is Role.LAUNCHER:
             if status:
                 self._finish(decide.FAILED, f"the kernels could not be compiled; see {command.log}")
             return
-        if command.role is Role.TRAINER and self._link:
+        if command.role in (Role.TRAINER, Role.PSERVER) and self._link:
             self._link.tell(lambda request: Exited(request, command.name, process.pid))
         if self._phase in (Phase.STARTING, Phase.RUNNING):
             self._act(process, status, now)
@@ -240,11 +255,10 @@ class Launcher:
 
     def _act(self, process: Process, status: int, now: float) -> None:
         name = process.command.name
-        match decide.decide(self._facts(process.command, status)):
-            case decide.Restart(after_s):
-                how = decide.how(status)
-                self._console.line(f"{name} (pid {process.pid}) {how}; it starts again in {after_s:g} s")
-                self._due[name] = (now + after_s, process.command)
+        match decide.decide(self._facts(process.command, status, now)):
+            case decide.Restart(after_s, reason):
+                self._console.line(f"{name} (pid {process.pid}) {reason}")
+                self._due[name] = (now + after_s, self._next(process.command))
                 if status == decide.RAISED:
                     self._uncounted.add(name)
             case decide.LetGo(reason):
@@ -254,14 +268,31 @@ class Launcher:
             case decide.Finish(code, reason):
                 self._finish(code, self._reason(process, code, reason))
 
-    def _facts(self, command: Command, status: int) -> decide.End:
+    def _next(self, command: Command) -> Command:
+        """What to start in place of a process."""
+        if command.role is Role.MASTER and self._link:
+            return self._commands.master(self._commands.folder / ".address", self._jobfile.master)
+        return command
+
+    def _facts(self, command: Command, status: int, now: float) -> decide.End:
         return decide.End(
             role=command.role,
             status=status,
-            restarts=self._restarts[command.name],
+            restarts_s=tuple(now - at for at in self._restarts[command.name]),
             max_restarts=self._commands.plan.max_restarts,
-            others=len(self._of(Role.TRAINER)) + len(self._due),
+            others=self._other_trainers(now),
         )
+
+    def _other_trainers(self, now: float) -> int:
+        """The trainers that run or soon will, also those that were added by hand."""
+        soon = [at for at, _ in self._due.values() if at <= now + decide.LONGEST_BACKOFF_S]
+        ours = {self._commands.trainer_name(index) for index in range(self._commands.plan.trainers)}
+        members = self.status.members if self.status else ()
+        added = [m for m in members if m.role is Role.TRAINER and m.name not in ours]
+        return len(self._of(Role.TRAINER)) + len(soon) + len(added)
+
+    def _restart_counts(self) -> dict[str, int]:
+        return {name: len(times) for name, times in self._restarts.items() if times}
 
     def _reason(self, process: Process, code: int, reason: str | None) -> str | None:
         command = process.command
@@ -279,8 +310,13 @@ class Launcher:
                 if name in self._uncounted:
                     self._uncounted.remove(name)
                 else:
-                    self._restarts[name] += 1
+                    self._restarts[name].append(now)
                 self._start_process(command)
+
+    def _keep_ready(self, now: float) -> None:
+        """Once training has begun, so that the start is not slowed down, a process for the trainer that dies next."""
+        if self._standby and self._phase is Phase.RUNNING and self.status and self.status.epoch >= 0:
+            self._standby.turn(now)
 
     def _confirm(self, now: float) -> None:
         if self._phase is not Phase.RUNNING:
@@ -302,17 +338,17 @@ class Launcher:
         else:
             self._enter(Phase.ENDING, now + (ABANDONED_WITHIN_S if code else ORPHANED_WITHIN_S))
 
-    def _stop_master(self, failure: str | None, now: float) -> None:
+    def _stop_master(self, failure: str | None, now: float, grace_s: float | None = None) -> None:
         if self._link:
-            self._link.tell(lambda request: StopJob(request, failure))
-        self._enter(Phase.STOPPING, now + STOPPING_WITHIN_S)
+            self._link.tell(lambda request: StopJob(request, failure, grace_s))
+        self._enter(Phase.STOPPING, now + STOPPING_WITHIN_S + (grace_s or 0.0))
 
     def _press(self, now: float) -> None:
         """Go on to sterner means when the time for the present ones is over."""
         if self._phase is Phase.LEAVING and (now >= self._deadline or not self._of(Role.TRAINER)):
             for process in self._of(Role.TRAINER):
                 process.kill()
-            self._stop_master("it was stopped by a signal", now)
+            self._stop_master("it was stopped by a signal", now, GRACE_S)
         elif self._is_master_alone():
             self._processes["master"].terminate()  # it has stayed for the others
             self._enter(Phase.TERMINATING, now + TERMINATING_WITHIN_S)
@@ -333,6 +369,7 @@ class Launcher:
         return bool(is_told) and list(self._processes) == ["master"]
 
     def _kill_all(self) -> None:
+        self._end_standby()
         for process in self._processes.values():
             process.kill()
         while self._processes:
@@ -350,7 +387,7 @@ class Launcher:
         return view.Ending(
             exit_status=outcome.status,
             wall_s=time.monotonic() - self._began,
-            restarts=dict(self._restarts),
+            restarts=self._restart_counts(),
             failure=said or outcome.reason if 0 < outcome.status < 128 else None,
             folder=str(self._commands.folder),
         )
@@ -360,6 +397,14 @@ class Launcher:
 
     def _enter(self, phase: Phase, deadline: float) -> None:
         self._phase, self._deadline = phase, deadline
+        if phase is not Phase.RUNNING:
+            self._end_standby()
+
+    def _end_standby(self) -> None:
+        """From now on it is a process as any other, which is about to end."""
+        if self._standby and (process := self._standby.close()):
+            process.kill()
+            self._processes["standby"] = process
 
 
 def _last_words(log: Path) -> str:

@@ -5,9 +5,14 @@ import logging
 import os
 from pathlib import Path
 
+from evergrad.errors import ConfigError
+from evergrad.master.clerk import Clerk
 from evergrad.master.failures import MAX_FAILURES
 from evergrad.master.master import Master
-from evergrad.messages import Send
+from evergrad.master.record import decode
+from evergrad.master.settings import Settings
+from evergrad.messages import AnyMessage, Send, Term
+from evergrad.store.file import FileStore
 from evergrad.wire.process import PARENT, is_orphan, log_to_stderr, on_sigterm, run, serve, write_atomically
 from evergrad.wire.transport import Listener, new_member
 
@@ -21,20 +26,25 @@ LAUNCHED_LINGER_S = 60.0
 
 
 class Process:
-    """A master with what its loop must know: when it may leave."""
+    """A master with what its loop must know: when it may leave, and who does its errands."""
 
-    def __init__(self, master: Master) -> None:
+    def __init__(self, master: Master, clerk: Clerk) -> None:
         self.master = master
+        self._clerk = clerk
         self._is_launched = PARENT in os.environ
         self._leave_s: float | None = None
         self._stopped = False
 
+    def handle(self, src: str, message: AnyMessage, now_s: float) -> list[Send]:
+        """As `Master.handle`."""
+        return self.master.handle(src, message, now_s) + self._clerk.run(self.master, now_s)
+
     def tick(self, now_s: float) -> list[Send]:
         """As `Master.tick`."""
-        sends = self.master.tick(now_s)
+        sends = self.master.tick(now_s) + self._clerk.run(self.master, now_s)
         for event in self.master.take_events():
-            log.info("job.event %s", event)
-        if self.master.is_over and self._leave_s is None:
+            log.log(logging.WARNING if event.is_trouble else logging.INFO, "job.event %s", event.text)
+        if self.master.has_ended and self._leave_s is None:
             self._leave_s = now_s + (LAUNCHED_LINGER_S if self._is_launched else LINGER_S)
         if self._leave_s is not None:
             all_left = self.master.members.is_empty and not self._is_launched
@@ -48,12 +58,39 @@ class Process:
 
     def stop(self) -> None:
         """SIGTERM: end the job, or leave if it has ended."""
-        self._stopped = self.master.is_over
+        self._stopped = self.master.has_ended
         self.master.end("the master was told to stop")
 
 
 def main() -> int:
     """Run a master until its job has ended; returns the exit status."""
+    options = _parse()
+    log_to_stderr()
+    store = FileStore(options.store) if options.store else None
+    settings = Settings(
+        options.job, options.pservers, options.lease, options.checkpoints, options.scratch, options.resume,
+        keeps_record=store is not None, max_failures=options.max_failures,
+    )  # fmt: skip
+    listener = Listener(options.job, new_member("master"), options.listen)
+    clerk = Clerk(store)
+    try:
+        process = Process(_master(settings, store), clerk)
+        listener.counters = process.master.counters  # what the wire refuses is counted in the job's status too
+        on_sigterm(process.stop)
+        if options.address_file:
+            write_atomically(options.address_file, listener.address)
+        else:
+            print(listener.address, flush=True)
+        serve(listener, process.handle, process.tick, process.is_over)
+    finally:
+        clerk.close()
+        listener.close()
+        if store is not None:
+            store.close()
+    return 1 if process.master.failure else 0
+
+
+def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="evergrad master", description="Run the master of a job.")
     parser.add_argument("--listen", default="tcp://127.0.0.1:0", help="address to listen on (port 0: a free one)")
     parser.add_argument("--job", required=True, help="the job's name")
@@ -61,21 +98,22 @@ def main() -> int:
     parser.add_argument("--address-file", type=Path, help="write the address listened on to this file")
     parser.add_argument("--lease", type=float, default=LEASE_S, help="seconds of silence until a member counts as dead")
     parser.add_argument("--max-failures", type=int, default=MAX_FAILURES, help="attempts at a task that may fail")
-    options = parser.parse_args()
-    log_to_stderr()
-    process = Process(Master(options.job, options.pservers, options.lease, max_failures=options.max_failures))
-    listener = Listener(options.job, new_member("master"), options.listen)
-    listener.counters = process.master.counters  # what the wire refuses is counted in the job's status too
-    try:
-        on_sigterm(process.stop)
-        if options.address_file:
-            write_atomically(options.address_file, listener.address)
-        else:
-            print(listener.address, flush=True)
-        serve(listener, process.master.handle, process.tick, process.is_over)
-    finally:
-        listener.close()
-    return 1 if process.master.failure else 0
+    parser.add_argument("--store", type=Path, help="folder of the job's record, from which the next master goes on")
+    parser.add_argument("--checkpoints", help="where checkpoints go, instead of where the script says: a folder or URL")
+    parser.add_argument("--scratch", help="where they go if the script does not say either")
+    parser.add_argument("--resume", default="auto", help='"auto": from the newest checkpoint; "never"; or one to take')
+    return parser.parse_args()
+
+
+def _master(settings: Settings, store: FileStore | None) -> Master:
+    """The first master of a job, or the one after the last."""
+    data = store.read() if store is not None else None
+    if data is None:
+        return Master(settings)
+    record = decode(data)
+    if record.job != settings.job:
+        raise ConfigError(f"the record is of job {record.job!r}, not {settings.job!r}; give each job its own folder")
+    return Master(settings, Term(record.term + 1), record)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ trainer that comes by gets the same answer.
 
 from evergrad.errors import DataError
 from evergrad.master.dispatch import AttemptNumbers, TaskPool
-from evergrad.messages import Attempt, DataSpec, EvalDone, Member, Partial
+from evergrad.messages import Attempt, DataSpec, EvalDone, EvaluationDone, Member, Partial, SavingDone
 from evergrad.metrics import merge, partial, result
 from evergrad.schedule import eval_task, eval_tasks
 
@@ -17,14 +17,26 @@ Call = tuple[int, int]
 class Evaluation:
     """An evaluation under way: its tasks, and the totals of those done, added up in the order of tasks."""
 
+    title = "a task of the evaluation"
+
     def __init__(self, data: DataSpec, numbers: AttemptNumbers) -> None:
         self.data = data
         self.totals: dict[str, Partial] = {}  # once done, of kind "sum": what there is to know, and no more
         self.failure: str | None = None
+        self.is_past = False
+        """Whether another master has seen it done, maybe in another job, which had other data."""
         self._count = eval_tasks(data.samples, data.batch_size)
         self._pool = TaskPool(range(self._count), numbers, None)
         self._waiting: dict[int, dict[str, Partial]] = {}
         self._added = 0
+
+    @classmethod
+    def again(cls, done: EvaluationDone, numbers: AttemptNumbers) -> "Evaluation":
+        """One that another master has seen done."""
+        evaluation = cls(done.data, numbers)
+        evaluation.totals, evaluation.failure, evaluation._added = done.totals, done.failure, evaluation._count
+        evaluation.is_past = True
+        return evaluation
 
     @property
     def is_done(self) -> bool:
@@ -59,6 +71,10 @@ class Evaluation:
         """A member holds nothing any more."""
         self._pool.release(member)
 
+    def release_all(self) -> None:
+        """Nobody holds anything any more."""
+        self._pool.release_all()
+
     def waits_for(self) -> dict[int, tuple[Member, float]]:
         """The tasks pending, with who holds them and since when."""
         return self._pool.pending()
@@ -67,10 +83,21 @@ class Evaluation:
 class Saving:
     """A model to be saved by one trainer, the leader."""
 
+    title = "the saving of the model"
+
     def __init__(self, path: str, numbers: AttemptNumbers) -> None:
         self.path = path
         self.failure: str | None = None
+        self.is_past = False
+        """Whether another master has seen it done, maybe in another job, which had another path."""
         self._pool = TaskPool([0], numbers, None)
+
+    @classmethod
+    def again(cls, done: SavingDone, numbers: AttemptNumbers) -> "Saving":
+        """One that another master has seen done."""
+        saving = cls(done.path, numbers)
+        saving.failure, saving._pool, saving.is_past = done.failure, TaskPool((), numbers, None), True
+        return saving
 
     @property
     def is_done(self) -> bool:
@@ -90,6 +117,10 @@ class Saving:
     def release(self, member: Member) -> None:
         """A member holds nothing any more."""
         self._pool.release(member)
+
+    def release_all(self) -> None:
+        """Nobody holds anything any more."""
+        self._pool.release_all()
 
     def waits_for(self) -> dict[int, tuple[Member, float]]:
         """The tasks pending, with who holds them and since when."""

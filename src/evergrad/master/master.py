@@ -1,119 +1,135 @@
 """The master: takes messages and the time, returns what to send.
 
 It holds no parameter and no sample. What it decides is in the parts: `members` who is there, `script` what a trainer
-does next and when a step is complete, `pservers` what they still have to acknowledge. Here is who may say what.
+does next and when a step is complete, `recovery` how the job goes on through failures, `overview` what is shown. Here
+is who may say what.
 """
 
 from collections import Counter
+from typing import NamedTuple
 
-from evergrad.master.dispatch import AttemptNumbers
-from evergrad.master.failures import MAX_FAILURES, Failures
+from evergrad.master.errands import Errand, Result
+from evergrad.master.failures import Failures
 from evergrad.master.members import Members, MemberState
-from evergrad.master.pace import Behind
-from evergrad.master.progress import Progress
-from evergrad.master.pservers import Pservers
+from evergrad.master.overview import Overview
+from evergrad.master.progress import Event, Progress
+from evergrad.master.record import Record
+from evergrad.master.recovery import Recovery
 from evergrad.master.schema import difference
-from evergrad.master.script import SLOW_S, Decided, Script
+from evergrad.master.script import Script
+from evergrad.master.settings import Settings
 from evergrad.master.training import Now
 from evergrad.messages import (
+    Abandoned,
     Agree,
     Agreed,
     AnyMessage,
     Ask,
+    AskCheckpoint,
     AskLeader,
     AskStatus,
     BreakDone,
-    CloseEpoch,
-    Commit,
     Committed,
     Deposed,
     Done,
     Ended,
     EpochClosed,
     Exited,
-    Generation,
+    Frozen,
     Heartbeat,
     HeartbeatReply,
+    HelloReply,
     Join,
     Joined,
     LeaderIs,
     Leave,
     Left,
+    Marked,
     MayBegin,
     Member,
     Message,
     Missing,
     Noted,
-    Place,
-    PserverAt,
     Raised,
     Refused,
     ReportMetrics,
     Request,
     Restored,
     Role,
-    Schema,
     Send,
     Shutdown,
+    StartAgain,
     Status,
     StopJob,
     Term,
     TrainDone,
     Unknown,
+    WantBatch,
     WantEnd,
+    Written,
 )
 
 FIRST_TERM = Term(1)
 PAUSE_S = 1.0
 """Ticks further apart than this are a pause of the master."""
+REPLACE_S = 2.0
+"""A process at a place already taken gets it when the one there is silent for so long, and is refused otherwise."""
 
-FromMember = Heartbeat | Leave | Agree | Ask | MayBegin | AskLeader | ReportMetrics
+FromMember = Heartbeat | Leave | Agree | Ask | MayBegin | AskLeader | AskCheckpoint | ReportMetrics
+
+
+class _Stopping(NamedTuple):
+    """The job is to end with this failure, at the latest by then; once there is a checkpoint begun after this one."""
+
+    failure: str | None
+    until_s: float
+    begun: int
 
 
 class Master:
     """One master's state.
 
     Args:
-        job: the job's name.
-        pservers: how many places there are.
-        lease_s: silence after which a member counts as dead.
+        settings: how it was started.
         term: this master's term.
-        max_failures: how many attempts at a task may fail.
+        record: what the master before it has decided.
 
     Invariants:
     1. A member has one open request; asked again under the same id, it gets the same answer. Whether it may begin
        another batch it asks besides, and is answered by what holds then.
     2. `failure` is set once, with `is_over`; from then on every request is answered with it.
+    3. An answer that follows from a change of the record goes out when the record is written, and no other ask is
+       answered before. So does the answer to a report of metrics.
     """
 
-    def __init__(
-        self,
-        job: str,
-        pservers: int,
-        lease_s: float,
-        term: Term = FIRST_TERM,
-        max_failures: int = MAX_FAILURES,
-    ) -> None:
+    def __init__(self, settings: Settings, term: Term = FIRST_TERM, record: Record | None = None) -> None:
         self.is_over = False
         self.failure: str | None = None
-        self.members = Members(lease_s)
+        self.members = Members(settings.lease_s)
         self.counters: Counter[str] = Counter()
-        self._job = job
-        self._places = pservers
-        self._term = term
-        self._generation = Generation(0)
-        self._numbers = AttemptNumbers(term)
-        self._schema: Schema | None = None
-        self._pservers: Pservers | None = None
-        self._script: Script | None = None
+        self._settings, self._term = settings, term
+        self._progress = Progress()
+        self._failures = Failures(settings.max_failures)
+        self._recovery = Recovery(settings, term, self.members, self._failures, self._progress, self.end)
         self._leader: Member | None = None
         self._finished: set[Member] = set()
         self._waiting: dict[Member, tuple[str, Ask | Agree]] = {}
         self._answered: dict[Member, Message] = {}
+        self._held: tuple[Member, Message] | None = None
         self._pausing: dict[Member, tuple[str, MayBegin, float]] = {}
-        self._progress = Progress()
-        self._failures = Failures(max_failures)
+        self._knocking: dict[Member, float] = {}
+        self._reported: dict[Member, tuple[str, Noted]] = {}
+        self._start_again: set[Member] = set()
+        self._stopping: _Stopping | None = None
         self._ticked_s: float | None = None
+        if record is not None:
+            self._recovery.adopt(record)
+            if record.ended:
+                self.end(record.failure)
+
+    @property
+    def _script(self) -> Script | None:
+        return self._recovery.script
 
     # -- messages ------------------------------------------------------------------------------------------------------
 
@@ -123,27 +139,22 @@ class Master:
         match message:
             case Join():
                 answer = self._join(message, now_s)
-            case Heartbeat() | Leave() | Agree() | Ask() | MayBegin() | AskLeader() | ReportMetrics():
+            case Heartbeat() | Leave() | Agree() | Ask() | MayBegin() | AskLeader() | AskCheckpoint() | ReportMetrics():
                 answer = self._from_member(src, message, now_s)
-            case Restored():
-                if self._pservers is not None and message.generation == self._generation:
-                    self._pservers.restored(message)
-            case Committed():
-                if self._pservers is not None and message.generation == self._generation:
-                    self._pservers.committed(message)
-            case EpochClosed():
-                if self._pservers is not None and message.generation == self._generation:
-                    self._closed(self._pservers, message)
-            case Missing() if message.generation == self._generation:
-                self.end(f"pserver {message.place} lacks a push that step {message.step} names; please report this bug")
+            case Restored() | Committed() | EpochClosed() | Missing():
+                self._recovery.from_pserver(message, now_s)
+            case Frozen() | Marked() | Written() | Abandoned():
+                answer = self._recovery.heard_of_cut(message, now_s)
+            case HelloReply():
+                self._recovery.generations.heard(message)
             case Deposed() if message.term > self._term:
                 self.end(f"a newer master leads this job (term {message.term})")
             case Exited():
-                answer = self._exited(message)
+                answer = self._exited(message, now_s)
             case AskStatus():
                 answer = self.status(message.request, now_s)
             case StopJob():
-                self.end(message.failure)
+                self._stop(message, now_s)
                 answer = Noted(message.request)
             case _:
                 self.counters["unexpected messages"] += 1
@@ -156,49 +167,88 @@ class Master:
         A tick that comes late shows that this process was paused, in which time it heard nobody.
         """
         if self._ticked_s is not None and now_s - self._ticked_s > PAUSE_S:
-            self.members.excuse(now_s - self._ticked_s)
+            self.members.excuse(now_s - self._ticked_s, now_s)
             if self._script is not None:
                 self._script.training.excuse(now_s - self._ticked_s)
         self._ticked_s = now_s
+        self.members.begin_leases(now_s)
         for dead in self.members.silent(now_s):
-            self._drop(dead, f"was silent for {now_s - dead.seen_s:.1f} s")
+            self._drop(dead, f"was silent for {now_s - dead.seen_s:.1f} s", now_s)
         sends = self._due(now_s)
-        if self.is_over:
-            sends += [Send(p.address, Shutdown(self._term)) for p in self._present()]
+        if self.has_ended:
+            sends += [Send(p.address, Shutdown(self._term)) for p in self.members.present()]
         return sends
+
+    def take_errands(self) -> list[Errand]:
+        """What the process is to do now; each is answered by `done`, in whatever order."""
+        return self._recovery.take_errands()
+
+    def done(self, result: Result, now_s: float) -> list[Send]:
+        """An errand is done; returns what to send."""
+        self._recovery.done(result, now_s)
+        return self._due(now_s)
 
     def _due(self, now_s: float) -> list[Send]:
         """Everything that can now be decided and answered, and what the pservers have not acknowledged."""
         sends = []
-        if self._script is not None:
-            self._decide(self._script, now_s)
-        for member, (src, message) in list(self._waiting.items()):
-            answer = self._agree(message) if isinstance(message, Agree) else self._choose(message, now_s)
-            if answer is not None:
-                del self._waiting[member]
-                self._answered[member] = answer
-                sends.append(Send(src, answer))
+        if not self.is_over:
+            self._recovery.form(self.members.present())
+            self._send_back()
+            self._decide(now_s)
+            self._recovery.cut(self._stopping is not None, now_s)
+            self._end_if_due(now_s)
+        self._recovery.record()
+        if self._recovery.is_all_recorded:
+            sends += [Send(src, noted) for src, noted in self._reported.values()]
+            self._reported.clear()
+        sends += self._answers(now_s)
         if self._script is not None:
             sends += self._let_begin(self._script)
-        if self._pservers is not None and not self.is_over:
-            sends += self._pservers.due(now_s)
+        return sends if self.is_over else sends + self._recovery.due(now_s)
+
+    def _send_back(self) -> None:
+        """Scripts that the job has fallen back behind are started again."""
+        if self._recovery.must_start_again:
+            self._start_again |= {trainer.member for trainer in self.members.trainers()}
+            self._recovery.must_start_again = False
+
+    def _answers(self, now_s: float) -> list[Send]:
+        """Invariant 3."""
+        sends = self._release_held(now_s)
+        for member, (_, message) in list(self._waiting.items()):
+            if self._held is not None or not self._recovery.is_recorded:
+                break
+            answered = self._agree(message) if isinstance(message, Agree) else self._choose(message, now_s)
+            if answered is None:
+                continue
+            self._recovery.record()
+            self._held = member, answered
+            sends += self._release_held(now_s)
         return sends
 
-    def _decide(self, script: Script, now_s: float) -> None:
+    def _release_held(self, now_s: float) -> list[Send]:
+        """Hand the answer held back out, if what it follows from is written."""
+        if self._held is None or not self._recovery.is_recorded:
+            return []
+        (member, answer), self._held = self._held, None
+        waiting = self._waiting.get(member)
+        if waiting is None or waiting[1].request != _request_of(answer):
+            return []
+        del self._waiting[member]
+        self._answered[member] = answer
+        self.members[member].answered_s = now_s
+        return [Send(waiting[0], answer)]
+
+    def _decide(self, now_s: float) -> None:
         """The commit of the present step, and the end of an epoch, once they wait for nothing more."""
-        if self.is_over:
+        script = self._script
+        if script is None or not self._recovery.are_restored:
             return
         if (decided := script.decide(now_s)) is not None:
             self._progress.drop(decided.dropped)
-            self._commit(decided)
+            self._recovery.commit(decided.step, decided.chosen, now_s)
         if (epoch := script.training.over()) is not None:
-            assert self._pservers is not None
-            self._pservers.tell(CloseEpoch(self._term, self._generation, epoch))
-
-    def _closed(self, pservers: Pservers, message: EpochClosed) -> None:
-        pservers.closed(message)
-        if self._script is not None and pservers.have_acknowledged:
-            self._script.training.settle()
+            self._recovery.close_epoch(epoch)
 
     def _let_begin(self, script: Script) -> list[Send]:
         """Answers to those who wait for a slower trainer, or whose task counts no more."""
@@ -212,7 +262,7 @@ class Master:
 
     # -- members -------------------------------------------------------------------------------------------------------
 
-    def _join(self, join: Join, now_s: float) -> Message:
+    def _join(self, join: Join, now_s: float) -> Message | None:
         if self.is_over:
             return Ended(join.request, self.failure)
         if self.members.is_gone(join.member):
@@ -222,51 +272,74 @@ class Master:
             if reason := self._refuse_join(join):
                 self.counters["refused joins"] += 1
                 return Refused(join.request, reason)
-            state = MemberState(join.member, join.role, join.name, join.pid, now_s)
+            if join.role is Role.PSERVER and not self._takes_place(join, now_s):
+                return None
+            state = MemberState(join.member, join.role, join.name, join.pid, now_s, answered_s=now_s)
             state.numerics, state.place, state.address = join.numerics, join.place, join.address
             self._progress.note_numerics(state)
-            self._progress.unlogged.append(f"{state.name} has joined with pid {state.pid}")
+            self._progress.log_event(f"{state.name} has joined with pid {state.pid}")
             self.members.add(state)
         self.members.heard(join.member, now_s)
-        return Joined(join.request, self._term, self._generation, self.members.lease_s)
+        return Joined(join.request, self._term, self._recovery.generations.number, self.members.lease_s)
 
     def _refuse_join(self, join: Join) -> str | None:
         if join.role is not Role.PSERVER:
             return None
-        if join.place is None or join.address is None or not 0 <= join.place < self._places:
-            return f"this job has pservers 0 to {self._places - 1}, not {join.place}; start it with another --place"
-        if join.place in self.members.pservers():
+        places = self._settings.places
+        if join.place is None or join.address is None or not 0 <= join.place < places:
+            return f"this job has pservers 0 to {places - 1}, not {join.place}; start it with another --place"
+        there = self.members.pservers().get(join.place)
+        came_s = self._knocking.get(join.member)
+        if there is not None and came_s is not None and there.seen_s > came_s + REPLACE_S:
+            del self._knocking[join.member]
             return f"pserver {join.place} is there already; start this one with another --place"
         return None
+
+    def _takes_place(self, join: Join, now_s: float) -> bool:
+        """Whether this process gets its place: one that is there must have fallen silent."""
+        assert join.place is not None
+        there = self.members.pservers().get(join.place)
+        if there is not None and now_s - there.seen_s < REPLACE_S:
+            self._knocking.setdefault(join.member, now_s)
+            return False
+        self._knocking.pop(join.member, None)
+        if there is not None:
+            self._drop(there, f"was silent for {now_s - there.seen_s:.1f} s and another process took its place", now_s)
+        return True
 
     def _from_member(self, src: str, message: FromMember, now_s: float) -> Message | None:
         state = self.members.heard(message.member, now_s)
         if isinstance(message, Heartbeat):
             if state is not None:
                 state.idle_s, state.counters = message.idle_s, message.counters
-            known = state is not None
-            return HeartbeatReply(message.request, self._term, self._generation, known, self.is_over, self.failure)
+            known, number = state is not None, self._recovery.generations.number
+            return HeartbeatReply(message.request, self._term, number, known, self.has_ended, self.failure)
         if isinstance(message, Leave):
             if message.failure is not None and (state is not None or self.members.is_gone(message.member)):
                 self._failed(state.name if state is not None else message.member, message.failure, message.raised)
             if state is not None:
-                self._drop(state, "said goodbye")
+                self._drop(state, "said goodbye", now_s)
             return Left(message.request)
         if state is None:
-            return Ended(message.request, self.failure) if self.is_over else Unknown(message.request)
+            return Ended(message.request, self.failure) if self.has_ended else Unknown(message.request)
         match message:
             case AskLeader():
                 return LeaderIs(message.request, self._leads(message.member))
+            case AskCheckpoint():
+                self._recovery.checkpoints.is_asked = True
+                return Noted(message.request)
             case ReportMetrics():
                 self._progress.report(message.epoch, message.metrics)
-                return Noted(message.request)
+                self._recovery.rate(message.epoch, message.best)
+                self._reported[message.member] = src, Noted(message.request)
+                return None
             case MayBegin():
                 return self._ask_to_begin(src, message, now_s)
             case Agree() | Ask():
                 return self._open_request(src, message, now_s)
 
     def _open_request(self, src: str, message: Ask | Agree, now_s: float) -> Message | None:
-        """Invariant 1. What is answered later waits; `_due` answers it."""
+        """Invariant 1. What is answered later waits; `_answers` answers it."""
         answered = self._answered.get(message.member)
         if answered is not None and message.request <= _request_of(answered):
             self.counters["repeated requests"] += 1
@@ -305,7 +378,7 @@ class Master:
             self.end(f"in {name} the script {failure}")
             return
         script = self._script
-        if script is None or raised.generation != self._generation:
+        if script is None or raised.generation != self._recovery.generations.number:
             return
         failed = script.failed(raised)
         if failed is None:
@@ -316,98 +389,95 @@ class Master:
         self._progress.note_event(
             f"in {name} the script raised {raised.error} in {failed.where} ({self._failures.words(failed)})"
         )
-        self._progress.unlogged.append(f"in {name} the script {failure}")
+        self._progress.log_event(f"in {name} the script {failure}")
         if reason is not None:
             self.end(f"{reason}; the last time, in {name}, it {failure}")
 
-    def _exited(self, message: Exited) -> Message:
+    def _exited(self, message: Exited, now_s: float) -> Message:
         state = self.members.named(message.name, message.pid)
         if state is not None:
-            self._drop(state, "has ended")
+            self._drop(state, "has ended", now_s)
         return Noted(message.request)
 
-    def _drop(self, state: MemberState, reason: str) -> None:
-        """A member is gone: what it held goes to others."""
+    def _drop(self, state: MemberState, reason: str, now_s: float) -> None:
+        """A member is gone: what it held goes to others; a pserver's part of the model to the next at its place."""
         self.members.remove(state.member)
         self._release(state.member)
         self._waiting.pop(state.member, None)
         self._answered.pop(state.member, None)
         self._pausing.pop(state.member, None)
+        self._start_again.discard(state.member)
         self._finished.discard(state.member)
         if self.is_over:
             return
         self._progress.note_event(f"{state.name} {reason}")
-        if state.role is Role.PSERVER and self._pservers is not None:
-            self.end(
-                f"{state.name} is lost ({reason}) and its parameters with it: this version writes no checkpoints to"
-                " fall back to; start the job again"
-            )
-        elif state.role is Role.TRAINER:
-            self._end_if_finished()
+        if state.role is Role.PSERVER:
+            self._recovery.lost(state.name, reason, now_s)
 
     def _release(self, member: Member) -> None:
         if self._script is not None:
             self._script.release(member)
 
-    def _present(self) -> list[PserverAt]:
-        pservers = sorted(self.members.pservers().items())
-        return [PserverAt(place, p.member, p.address) for place, p in pservers if p.address is not None]
-
-    # -- the model -----------------------------------------------------------------------------------------------------
+    # -- the model and the script --------------------------------------------------------------------------------------
 
     def _agree(self, message: Agree) -> Message | None:
         """The first trainer's model is the job's; the others must have the same."""
+        recovery = self._recovery
         if self.is_over:
             return Ended(message.request, self.failure)
-        if self._schema is None:
-            self._schema = message.schema
-        elif reason := difference(self._schema, message.schema):
+        if recovery.schema is None:
+            recovery.settle(message)
+            if message.schema.update.keep_inner_state:
+                self._progress.note_event(
+                    "trainers keep their inner optimizers' state (keep_inner_state), so what is trained depends on who"
+                    " computes what: the same bits cannot be promised"
+                )
+            recovery.form(self.members.present())
+        elif reason := difference(recovery.schema, message.schema):
             self.counters["refused models"] += 1
             return Refused(message.request, reason)
         self._progress.note_initial(self.members[message.member].name, message.initial)
-        if self._pservers is None:
-            if len(present := self._present()) < self._places:
-                return None
-            self._generation = Generation(self._generation + 1)
-            self._pservers = Pservers(self._term, self._generation, tuple(present), self._schema)
-            self._script = Script(self._schema.update, self._numbers)
-        if not self._pservers.are_restored:
+        if reason := recovery.refuse_found():
+            return Refused(message.request, reason)
+        if not recovery.are_restored:
             return None
-        return Agreed(message.request, self._term, self._generation, self._pservers.at)
-
-    # -- the script ----------------------------------------------------------------------------------------------------
+        return Agreed(message.request, self._term, recovery.generations.number, recovery.generations.at)
 
     def _done(self, done: Done, now_s: float) -> None:
         """Take a report; one of an older generation is void."""
-        script = self._script
-        if script is None or (not isinstance(done, BreakDone) and done.generation != self._generation):
+        script, recovery = self._script, self._recovery
+        is_void = not isinstance(done, BreakDone) and done.generation != recovery.generations.number
+        if script is None or is_void or not recovery.are_restored:
             return
         if isinstance(done, TrainDone):
             if (decided := script.initial(done)) is not None:
-                self._commit(decided)
+                recovery.commit(decided.step, decided.chosen, now_s)
             elif samples := script.trained(done, now_s):
                 self._progress.trained(script.training.number, samples, done.metrics, now_s)
                 self._failures.done()
-                self._decide(script, now_s)
+                self._decide(now_s)
             return
         if isinstance(done, BreakDone) and done.last is not None:
             self._done(done.last, now_s)
         script.take(done)
 
-    def _commit(self, decided: Decided) -> None:
-        assert self._pservers is not None
-        self._pservers.tell(Commit(self._term, self._generation, decided.step, decided.chosen, None))
-
     def _choose(self, ask: Ask, now_s: float) -> Message | None:
         """The answer to an ask, or None while there is none: it waits."""
+        recovery = self._recovery
         if self.is_over:
             return Ended(ask.request, self.failure)
+        if ask.member in self._start_again:
+            return StartAgain(ask.request)
         if isinstance(ask.want, WantEnd):
-            return self._finish(ask)
-        if self._script is None:
+            return self._finish(ask, now_s)
+        if recovery.script is None:
             return Unknown(ask.request)
-        now = Now(now_s, ask.request, self._term, self._generation)
-        return self._script.next(ask, ask.want, now, self._leads)
+        if not recovery.are_restored or self._stopping is not None:
+            return None
+        if isinstance(ask.want, WantBatch) and recovery.are_behind:
+            return None
+        now = Now(now_s, ask.request, self._term, recovery.generations.number)
+        return recovery.script.next(ask, ask.want, now, self._leads)
 
     def _leads(self, member: Member) -> bool:
         """Whether this trainer is the leader; where there is none it becomes it."""
@@ -417,106 +487,65 @@ class Master:
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
-    def _finish(self, ask: Ask) -> Message | None:
+    @property
+    def has_ended(self) -> bool:
+        """Whether the job is over and the record says so."""
+        return self.is_over and self._recovery.is_recorded
+
+    def _finish(self, ask: Ask, now_s: float) -> Message | None:
         self._finished.add(ask.member)
-        self._end_if_finished()
+        self._end_if_due(now_s)
         return Ended(ask.request, self.failure) if self.is_over else None
 
-    def _end_if_finished(self) -> None:
-        """Every trainer's script is at its end, and every pserver has applied the last step.
+    def _end_if_due(self, now_s: float) -> None:
+        """Every trainer's script is at its end, or the job is to stop; and what was trained is in a checkpoint.
 
         That is success unless tasks were set aside.
         """
-        trainers = self.members.trainers()
-        is_applied = self._pservers is None or self._pservers.have_acknowledged
-        if self._finished and is_applied and all(t.member in self._finished for t in trainers):
+        recovery = self._recovery
+        if (stopping := self._stopping) is not None:
+            is_saved = recovery.is_covered or recovery.checkpoints.has_newer(stopping.begun)
+            if is_saved or now_s > stopping.until_s:
+                self.end(stopping.failure)
+        trainers, pservers = self.members.trainers(), recovery.generations.pservers
+        if not self._finished or any(t.member not in self._finished for t in trainers):
+            return
+        if pservers is not None and not (pservers.are_restored and pservers.have_acknowledged):
+            return
+        if recovery.is_covered:
             self.end(self._failures.summary())
+
+    def _stop(self, message: StopJob, now_s: float) -> None:
+        """Somebody has the job end: at once, or after one more checkpoint."""
+        spec = self._recovery.checkpoints.spec
+        is_worth_it = spec is not None and spec.url != self._settings.scratch and self._recovery.are_restored
+        if message.grace_s is None or not is_worth_it:
+            self.end(message.failure)
+        elif self._stopping is None:
+            begun = self._recovery.checkpoints.begun
+            self._stopping = _Stopping(message.failure, now_s + message.grace_s, begun)
 
     def end(self, failure: str | None) -> None:
         """The job is over, with success if `failure` is None."""
         if not self.is_over:
             self.is_over, self.failure = True, failure
-            self._progress.unlogged.append("the job is over" if failure is None else f"the job has failed: {failure}")
+            self._recovery.ended(failure)
+            self._progress.log_event("the job is over" if failure is None else f"the job has failed: {failure}")
 
-    def take_events(self) -> list[str]:
+    # -- for people ----------------------------------------------------------------------------------------------------
+
+    def take_events(self) -> list[Event]:
         """What has happened since the last call, for the log."""
-        events, self._progress.unlogged = self._progress.unlogged, []
-        return events
-
-    # -- status --------------------------------------------------------------------------------------------------------
+        return self._progress.take_events()
 
     def status(self, request: Request, now_s: float) -> Status:
         """How the job goes."""
-        training = self._script.training if self._script is not None else None
-        epoch = training.epoch if training is not None else None
-        return Status(
-            request=request,
-            job=self._job,
-            phase=self._phase(),
-            waiting_for=self._waiting_for(now_s),
-            epoch=training.number if training is not None else -1,
-            epochs=self._script.epochs if self._script is not None else 0,
-            step=epoch.step if epoch is not None else 0,
-            steps=epoch.steps if epoch is not None else 0,
-            version=training.version if training is not None else 0,
-            samples=self._progress.samples,
-            samples_per_s=self._progress.samples_per_s(now_s),
-            live=self._progress.live(),
-            reported=self._progress.reported,
-            members=self.members.status(now_s, self._doing),
-            counters=dict(self.counters + self.members.counters()),
-            notes=tuple(self._progress.notes),
-            ended=self.is_over,
-            failure=self.failure,
-            dropped=self._progress.dropped,
-            set_aside=tuple(self._failures.set_aside),
-        )
-
-    def _phase(self) -> str:
-        if self.is_over:
-            return "ended"
-        if self._schema is None:
-            return "forming"
-        if self._pservers is None or not self._pservers.are_restored:
-            return "restoring"
-        if self._script is not None and not self._script.training.is_idle:
-            return "training"
-        return "between epochs"
-
-    def _waiting_for(self, now_s: float) -> str:
-        if self.is_over:
-            return ""
-        missing = [str(p) for p in range(self._places) if Place(p) not in self.members.pservers()]
-        if missing:
-            return f"pserver {', '.join(missing)} of {self._places} to join"
-        if not self.members.trainers():
-            return "a trainer to join"
-        if self._pservers is not None and (places := self._pservers.waits_for(now_s - SLOW_S)):
-            return f"pserver {places[0]} to acknowledge what it was told"
-        paused = [member for member, (_, _, since_s) in self._pausing.items() if now_s - since_s > SLOW_S]
-        if paused and (behind := self._behind(paused[0])) is not None:
-            return (
-                f"{self._name(behind.member)}, {behind.batches} batches behind {self._name(paused[0])} (max_staleness)"
-            )
-        slow = self._script.slow_task(now_s) if self._script is not None else None
-        if slow is None:
-            return ""
-        index, member, since_s = slow
-        return f"task {index} at {self._name(member)} for {since_s:.0f} s"
-
-    def _behind(self, member: Member) -> Behind | None:
-        """Whom a trainer waits for under bounded staleness."""
-        return self._script.behind(member) if self._script is not None and member in self._pausing else None
-
-    def _name(self, member: Member) -> str:
-        return self.members[member].name if member in self.members else "nobody"
-
-    def _doing(self, member: Member) -> str:
-        if member in self._finished:
-            return "finished"
-        if (behind := self._behind(member)) is not None:
-            return f"waits for {self._name(behind.member)}, {behind.batches} batches behind"
-        return self._script.doing.get(member, "") if self._script is not None else ""
+        paused = {member: since_s for member, (_, _, since_s) in self._pausing.items()}
+        overview = Overview(
+            self._settings, self._recovery, self.members, self._failures, self._progress, self._finished, paused,
+            set(self._waiting), self.is_over, self.has_ended, self.failure,
+        )  # fmt: skip
+        return overview.status(request, dict(self.counters + self.members.counters()), now_s)
 
 
 def _request_of(answer: Message) -> Request:

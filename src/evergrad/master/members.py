@@ -3,13 +3,17 @@
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import inf
 
-from evergrad.messages import Address, Member, MemberStatus, Place, Role
+from evergrad.messages import Address, Member, MemberStatus, Place, PserverAt, Role
 
 
 @dataclass(slots=True)
 class MemberState:
-    """A member. `seen_s` is when it was last heard of; `idle_s` how long its loop had not turned then."""
+    """A member. `seen_s` is when it was last heard of (infinity: not yet), `idle_s` how long its loop stood then.
+
+    `answered_s` is when it joined or was last answered what to do.
+    """
 
     member: Member
     role: Role
@@ -19,6 +23,7 @@ class MemberState:
     numerics: str = ""
     place: Place | None = None
     address: Address | None = None
+    answered_s: float = 0.0
     idle_s: float = 0.0
     counters: dict[str, int] = field(default_factory=dict)
 
@@ -50,6 +55,20 @@ class Members:
         """A process has joined."""
         self._members[state.member] = state
 
+    def add_unheard(self, at: PserverAt, name: str, pid: int) -> None:
+        """A pserver that another master knew."""
+        self.add(MemberState(at.member, Role.PSERVER, name, pid, inf, place=at.place, address=at.address))
+
+    def name_of(self, member: Member) -> tuple[str, int]:
+        """A member's name and pid; of one that is gone, its identity and 0."""
+        state = self._members.get(member)
+        return (str(member), 0) if state is None else (state.name, state.pid)
+
+    def present(self) -> tuple[PserverAt, ...]:
+        """The pservers there are, by place."""
+        found = sorted(self.pservers().items())
+        return tuple(PserverAt(place, p.member, p.address) for place, p in found if p.address is not None)
+
     def heard(self, member: Member, now: float) -> MemberState | None:
         """Note that a member lives; None if it is not one."""
         state = self._members.get(member)
@@ -76,10 +95,15 @@ class Members:
         leases = {Role.PSERVER: max(self.lease_s, PSERVER_LEASE_S)}
         return [m for m in self._members.values() if now - m.seen_s > leases.get(m.role, self.lease_s)]
 
-    def excuse(self, seconds: float) -> None:
-        """Nobody could be heard for so long, since the master itself did not listen."""
+    def begin_leases(self, now: float) -> None:
+        """The leases of those never heard of, whom another master knew, begin now."""
         for member in self._members.values():
-            member.seen_s += seconds
+            member.seen_s = min(now, member.seen_s)
+
+    def excuse(self, seconds: float, now: float) -> None:
+        """Nobody could be heard for so long until now, since the master itself did not listen."""
+        for member in self._members.values():
+            member.seen_s = min(member.seen_s + seconds, now)
 
     def trainers(self) -> list[MemberState]:
         """The trainers, first joined first."""

@@ -18,6 +18,7 @@ from evergrad.messages import (
     Restored,
     Schema,
     Send,
+    Source,
     Term,
 )
 
@@ -29,16 +30,28 @@ class Pservers:
 
     Whatever is told them is told again until they acknowledge it, one thing after the other. As a rule one commit is
     under way at a time, because a trainer pulls a step's version from every pserver before it pushes for that step;
-    a batch that needs nothing of the model and trains nothing may be done before.
+    a batch that needs nothing of the model and trains nothing may be done before. While a pserver has two commits to
+    acknowledge, no batch is handed out (`are_behind`).
     """
 
-    def __init__(self, term: Term, generation: Generation, at: tuple[PserverAt, ...], schema: Schema) -> None:
+    def __init__(
+        self,
+        term: Term,
+        generation: Generation,
+        at: tuple[PserverAt, ...],
+        schema: Schema,
+        source: Source | None,
+        checkpoints: str | None,
+        are_restored: bool = False,
+    ) -> None:
         self.at = at
+        self.loaded: dict[Place, Restored] = {}
         self._open: dict[Address, deque[Message]] = {p.address: deque() for p in at}
         self._sent_s, self._told_s = -inf, inf
-        self.are_restored = False
-        for p in at:
-            self._open[p.address].append(Restore(term, generation, p.member, p.place, len(at), schema, None))
+        self.are_restored = are_restored
+        for p in at if not are_restored else ():
+            restore = Restore(term, generation, p.member, p.place, len(at), schema, source, checkpoints)
+            self._open[p.address].append(restore)
 
     def tell(self, message: Commit | CloseEpoch) -> None:
         """Have this sent to all."""
@@ -50,6 +63,7 @@ class Pservers:
         """A pserver holds the generation's model."""
         address = self._address(message.place, message.member)
         if address is not None and isinstance(self._told(address), Restore):
+            self.loaded[message.place] = message
             self._acknowledge(address)
             self.are_restored = self.are_restored or self.have_acknowledged
 
@@ -77,6 +91,11 @@ class Pservers:
     def have_acknowledged(self) -> bool:
         """Whether they have acknowledged all they were told."""
         return not any(self._open.values())
+
+    @property
+    def are_behind(self) -> bool:
+        """Whether one of them has more than one thing to acknowledge."""
+        return any(len(told) > 1 for told in self._open.values())
 
     def waits_for(self, since_s: float) -> list[Place]:
         """The places that have had something to acknowledge since then."""

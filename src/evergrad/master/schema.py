@@ -1,5 +1,7 @@
 """Whether two trainers train the same model."""
 
+import msgspec
+
 from evergrad.init_rows import Initializer
 from evergrad.messages import GroupSpec, Schema, TableSpec, UpdateSpec
 from evergrad.optim import RuleSpec
@@ -13,6 +15,25 @@ def difference(first: Schema, other: Schema) -> str | None:
     return f"this trainer's model is not the job's: {found}; run the same script with the same arguments everywhere"
 
 
+def refuse_checkpoint(saved: Schema, model: Schema, name: str, is_warm: bool) -> str | None:
+    """Why this model cannot go on with a checkpoint, in one sentence; None if it can.
+
+    Learning rates may be others. A warm start needs the same tables and parameters only, whose rules have the same
+    state.
+    """
+    same = msgspec.structs.replace(saved, rates=model.rates, wire=model.wire)
+    if is_warm:
+        same = msgspec.structs.replace(same, update=model.update, seed=model.seed)
+    found = _difference(same, model)
+    if found is None:
+        return None
+    found = found.replace("the job's", "the checkpoint's")
+    return (
+        f"checkpoint {name} is not of this model: {found}; run the script that made it, or start anew with --resume"
+        " never"
+    )
+
+
 def _difference(first: Schema, other: Schema) -> str | None:
     if first.seed != other.seed:
         return f"its seed is {other.seed}, the job's {first.seed}"
@@ -21,14 +42,22 @@ def _difference(first: Schema, other: Schema) -> str | None:
         return f"its update rule is {theirs}, the job's {ours}"
     if first.wire != other.wire:
         return f"its wire is {other.wire}, the job's {first.wire}"
-    return _tables(first.tables, other.tables) or _groups(first.groups, other.groups) or _rates(first, other)
+    found = _tables(first.tables, other.tables) or _groups(first.groups, other.groups) or _inner(first, other)
+    return found or _rates(first, other)
 
 
 def _update(one: UpdateSpec, other: UpdateSpec) -> str:
-    """An update rule as far as it differs from another: "async with push_every 4"."""
+    """An update rule as far as it differs from another: "local_sgd with local_steps 4"."""
     fields = [f for f in UpdateSpec.__struct_fields__[1:] if getattr(one, f) != getattr(other, f)]
     options = ", ".join(f"{field} {getattr(one, field)}" for field in fields)
     return f"{one.name} with {options}" if options else str(one.name)
+
+
+def _inner(first: Schema, other: Schema) -> str | None:
+    if first.inner == other.inner:
+        return None
+    ours, theirs = (", ".join(str(_shown(rule)) for rule in schema.inner) for schema in (first, other))
+    return f"its own (inner) rules are {theirs or 'none'}, the job's {ours or 'none'}"
 
 
 def _rates(first: Schema, other: Schema) -> str | None:

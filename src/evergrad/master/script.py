@@ -4,12 +4,15 @@ Every trainer runs the same script and says where it is in it; here is decided w
 evaluations and savings come in one order for all, whoever joins or leaves.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterable
 from typing import NamedTuple
+
+import msgspec
 
 from evergrad.master.calls import Call, Evaluation, Saving
 from evergrad.master.dispatch import AttemptNumbers, TaskPool
 from evergrad.master.pace import Behind
+from evergrad.master.record import Record
 from evergrad.master.training import AsyncEpoch, Failed, Now, Training
 from evergrad.messages import (
     INIT_STEP,
@@ -22,20 +25,23 @@ from evergrad.messages import (
     EpochIs,
     EvalDone,
     EvalTask,
+    EvaluationDone,
     GiveUp,
     InitTask,
     MayBegin,
     Member,
     Message,
     Over,
+    Progress,
     Raised,
     Refused,
     Request,
     SaveDone,
     SaveTask,
+    SavingDone,
+    Standing,
     TotalsAre,
     TrainDone,
-    UpdateName,
     UpdateSpec,
     WantBatch,
     WantEpoch,
@@ -56,11 +62,12 @@ class Decided(NamedTuple):
 
 
 class Script:
-    """One generation's script.
+    """The script, through all generations.
 
     Args:
         update: the job's update rule.
         numbers: numbers attempts.
+        is_covered: whether scripts may pass this place, since no fall-back will go behind it.
 
     Invariants:
     1. The initial values are committed before anything else is handed out.
@@ -68,16 +75,94 @@ class Script:
     3. No step is handed out while an evaluation or a saving is open, and none of these opens inside an epoch.
     """
 
-    def __init__(self, update: UpdateSpec, numbers: AttemptNumbers) -> None:
+    def __init__(
+        self, update: UpdateSpec, numbers: AttemptNumbers, is_covered: Callable[[Progress], bool] = lambda _: True
+    ) -> None:
         self.training = Training(update, numbers)
         self.epochs = 0
         self.doing: dict[Member, str] = {}
-        self._is_sync = update.name is UpdateName.SYNC
+        self._is_sync = update.is_sync
         self._numbers = numbers
+        self._is_covered = is_covered
         self._initial = TaskPool([0], numbers, None)
+        self._is_initialized = False
+        self._adopted: Progress | None = None
+        self.passed = -1
+        """The last epoch whose batches scripts are past."""
         self._left_until = 0
         self._evaluations: dict[Call, Evaluation] = {}
         self._savings: dict[Call, Saving] = {}
+
+    # -- other generations and masters ---------------------------------------------------------------------------------
+
+    def progress(self) -> Progress | None:
+        """How far it is, None before the initial values; in `async` without the standing of tasks."""
+        if not self._is_initialized:
+            return None
+        return msgspec.structs.replace(self.training.progress(), left_until=self._left_until)
+
+    def restore(self, progress: Progress | None) -> None:
+        """A generation begins there, or with nothing: what anybody held is void."""
+        self.doing.clear()
+        self._adopted = None
+        self._initial = TaskPool([0], self._numbers, None)
+        self._is_initialized = progress is not None
+        self.training.restore(progress or Progress())
+        if progress is not None:
+            self._left_until = max(self._left_until, progress.left_until)
+        for call in self._open_calls():
+            call.release_all()
+
+    def calls_done(self) -> tuple[tuple[EvaluationDone, ...], tuple[SavingDone, ...]]:
+        """The evaluations and savings that are done."""
+        evaluations = (
+            EvaluationDone(*call, e.data, e.totals, e.failure) for call, e in self._evaluations.items() if e.is_done
+        )
+        savings = (SavingDone(*call, s.path, s.failure) for call, s in self._savings.items() if s.is_done)
+        return tuple(evaluations), tuple(savings)
+
+    def adopt(self, record: Record) -> None:
+        """Take over what another master has seen."""
+        self.epochs, self._left_until, self.passed = record.epochs, record.progress.left_until, record.passed
+        self._adopted = record.progress
+        self.take_calls(record.evaluations, record.savings)
+
+    def take_calls(self, evaluations: Iterable[EvaluationDone], savings: Iterable[SavingDone]) -> None:
+        """These were done before."""
+        self._evaluations = {(e.epoch, e.ordinal): Evaluation.again(e, self._numbers) for e in evaluations}
+        self._savings = {(s.epoch, s.ordinal): Saving.again(s, self._numbers) for s in savings}
+
+    @property
+    def begun(self) -> Progress:
+        """The epoch begun last; versions and standings in it, and whether its last task is done, the pservers know."""
+        if self._adopted is not None:
+            return self._adopted
+        progress, epoch = self.training.progress(), self.training.epoch
+        is_left = epoch is not None and epoch.is_left
+        return msgspec.structs.replace(progress, version=0, is_closed=is_left, left_until=self._left_until)
+
+    def facts(self) -> Hashable:
+        """What of it the next master must know, in short."""
+        done = sum(e.is_done for e in self._evaluations.values()), sum(s.is_done for s in self._savings.values())
+        return self.begun, self.epochs, self.passed, done
+
+    def resume(self, version: int, standing: Standing) -> None:
+        """Another master's epoch is where the pservers say."""
+        self.restore(msgspec.structs.replace(self.begun, version=version, standing=standing))
+
+    @property
+    def steps(self) -> int:
+        """Steps so far, or in `async` batches."""
+        return self.training.steps
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is trained: the model does not change."""
+        return self._is_initialized and self.training.is_idle
+
+    def _may_pass(self) -> bool:
+        progress = self.progress()
+        return progress is not None and self._is_covered(progress)
 
     # -- what is done --------------------------------------------------------------------------------------------------
 
@@ -86,6 +171,7 @@ class Script:
         if not self._initial.finish(done.attempt):
             return None
         if done.contributed:
+            self._is_initialized = True
             return Decided(INIT_STEP, ((0, done.attempt),))
         self._initial = TaskPool([0], self._numbers, None)
         return None
@@ -149,6 +235,7 @@ class Script:
                 epoch = self.training.epoch
                 if epoch is not None and epoch.number == done.epoch:
                     epoch.close()
+                    self.passed = max(self.passed, epoch.number)
                 self._left_until = max(self._left_until, done.left_until)
 
     def release(self, member: Member) -> None:
@@ -176,7 +263,7 @@ class Script:
         """
         if isinstance(want, WantEpoch):
             return self._epoch(ask.request, want)
-        if self._initial.done == 0:
+        if not self._is_initialized:
             return self._initial_task(ask, now)
         match want:
             case WantBatch():
@@ -202,18 +289,21 @@ class Script:
     def _batch(self, ask: Ask, want: WantBatch, now: Now) -> Message | None:
         epoch = self.training.epoch
         if epoch is None or want.epoch > epoch.number:
-            if not self.training.is_idle or self._open_calls():
+            if not self.training.is_idle or self._open_calls() or not self._may_pass():
                 return None
             epoch = self.training.open(want.epoch, want.data)
         if want.epoch < epoch.number:
             return Over(ask.request)
-        if want.data != epoch.data:
+        if want.data != epoch.data and not epoch.is_closed:
             return Refused(ask.request, _other_data("batches", epoch.data, want.data))
         task = epoch.hand_out(ask.member, now)
         if task is not None:
             self.doing[ask.member] = f"epoch {epoch.number} step {epoch.step}"
             return task
-        return Over(ask.request) if epoch.is_closed else None
+        if not (epoch.is_closed and self._may_pass()):
+            return None
+        self.passed = max(self.passed, epoch.number)
+        return Over(ask.request)
 
     def _totals(self, ask: Ask, want: WantTotals, now: Now) -> Message | None:
         call = (want.epoch, want.ordinal)
@@ -222,7 +312,7 @@ class Script:
                 return self._wait_or_refuse(ask.request, "evaluate", want.epoch)
             self._evaluations[call] = Evaluation(want.data, self._numbers)
         evaluation = self._evaluations[call]
-        if want.data != evaluation.data:
+        if want.data != evaluation.data and not evaluation.is_past:
             return Refused(ask.request, _other_data("evaluate", evaluation.data, want.data))
         if evaluation.failure is not None:
             return Refused(ask.request, evaluation.failure)
@@ -241,7 +331,7 @@ class Script:
                 return self._wait_or_refuse(ask.request, "save_model", want.epoch)
             self._savings[call] = Saving(want.path, self._numbers)
         saving = self._savings[call]
-        if want.path != saving.path:
+        if want.path != saving.path and not saving.is_past:
             reason = f"save_model: this trainer saves to {want.path!r}, the others to {saving.path!r}"
             return Refused(ask.request, f"{reason}; give all the same path")
         if saving.is_done:
@@ -253,7 +343,8 @@ class Script:
 
     def _may_open(self, epoch: int) -> bool:
         """Whether a call at this place of the script can begin: nothing is trained, nothing else is open."""
-        return self.training.is_idle and epoch >= self.training.number and not self._open_calls()
+        is_free = self.training.is_idle and not self._open_calls() and self._may_pass()
+        return is_free and epoch >= self.training.number
 
     def _wait_or_refuse(self, request: Request, what: str, epoch: int) -> Message | None:
         if epoch >= self.training.number:
@@ -270,15 +361,25 @@ class Script:
 
     # -- status --------------------------------------------------------------------------------------------------------
 
-    def slow_task(self, now_s: float) -> tuple[int, Member, float] | None:
-        """The task pending longest, who holds it and for how long, if that is long."""
-        epoch = self.training.epoch
-        pending = [*(epoch.waits_for() if epoch is not None else {}).items()]
-        pending += [held for call in self._open_calls() for held in call.waits_for().items()]
+    def phase(self) -> str:
+        """What is under way, in a word or two."""
+        if not self._is_initialized:
+            return "starting"
+        if calls := self._open_calls():
+            return "saving" if isinstance(calls[0], Saving) else "evaluating"
+        return "between epochs" if self.training.is_idle else "training"
+
+    def slow_task(self, now_s: float) -> tuple[str, Member, float] | None:
+        """What has been pending longest, who holds it and for how long, if that is long."""
+        pending = [("the initial values", *held) for held in self._initial.pending().values()]
+        if self.training.epoch is not None:
+            pending += [(f"task {index}", *held) for index, held in self.training.epoch.waits_for().items()]
+        for call in self._open_calls():
+            pending += [(call.title, *held) for held in call.waits_for().values()]
         if not pending:
             return None
-        index, (member, since_s) = min(pending, key=lambda item: item[1][1])
-        return (index, member, now_s - since_s) if now_s - since_s > SLOW_S else None
+        what, member, since_s = min(pending, key=lambda held: held[2])
+        return (what, member, now_s - since_s) if now_s - since_s > SLOW_S else None
 
 
 def _other_data(what: str, first: DataSpec, other: DataSpec) -> str:
@@ -288,4 +389,4 @@ def _other_data(what: str, first: DataSpec, other: DataSpec) -> str:
         ("content", lambda d: d.fingerprint),
     ]
     differ = [f"{name} {of(first)} and {of(other)}" for name, of in fields if of(first) != of(other)]
-    return f"{what}: this trainer's data is not the other trainers' ({'; '.join(differ)}); give all the same"
+    return f"{what}: this trainer's data is not the job's ({'; '.join(differ)}); give all trainers the same"

@@ -1,4 +1,7 @@
-"""An epoch of training under each update rule: which tasks there are, and when it is over."""
+"""An epoch of training under each update rule: which tasks there are, and when it is over.
+
+A round of `LocalSGD` is a step of `Sync` whose tasks are of several batches.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -12,11 +15,12 @@ from evergrad.messages import (
     DataSpec,
     Generation,
     Member,
+    Progress,
     Request,
+    Standing,
     SyncTask,
     Term,
     TrainDone,
-    UpdateName,
     UpdateSpec,
 )
 from evergrad.schedule import async_task, async_tasks, sync_steps, sync_task
@@ -89,6 +93,8 @@ class Epoch(ABC):
         self.number, self.data = number, data
         self.step, self.steps = 0, steps
         self.is_closed = steps == 0
+        self.is_left = False
+        """Whether it was ended early."""
         self._patience = patience
 
     @abstractmethod
@@ -98,6 +104,15 @@ class Epoch(ABC):
     @abstractmethod
     def finish(self, done: TrainDone, now_s: float) -> int:
         """A task is reported done; returns how many samples count as trained by it: 0 if it counts no more."""
+
+    @property
+    @abstractmethod
+    def batches(self) -> int:
+        """How many batches, one after the other, the epoch counts for where learning rates depend on them."""
+
+    @abstractmethod
+    def progress(self) -> Progress:
+        """How far it is."""
 
     @abstractmethod
     def commit(self) -> Sequence[tuple[int, Attempt]] | None:
@@ -130,7 +145,7 @@ class Epoch(ABC):
 
     def close(self) -> None:
         """End the epoch here, in `Sync` at the last committed step."""
-        self.is_closed = True
+        self.is_closed = self.is_left = True
 
     def waits_for(self) -> dict[int, tuple[Member, float]]:
         """The tasks pending, with who holds them and since when."""
@@ -161,7 +176,18 @@ class Epoch(ABC):
 
 
 class SyncEpoch(Epoch):
-    """An epoch under `Sync`: steps of up to K tasks, one batch each; task k is the next batch of stream k."""
+    """An epoch under `Sync`: steps of up to K tasks, one batch each; task k is the next batch of stream k.
+
+    Args:
+        number: of the epoch.
+        data: what it goes over.
+        streams: K.
+        version: what its first step reads.
+        numbers: numbers attempts.
+        patience: how long a task may be pending.
+        local_steps: batches of a task, which are the next ones of its stream.
+        first: the number of its first batch.
+    """
 
     def __init__(
         self,
@@ -171,14 +197,19 @@ class SyncEpoch(Epoch):
         version: int,
         numbers: AttemptNumbers,
         patience: Patience,
+        local_steps: int = 1,
+        first: int = 0,
         drop_after_s: float | None = None,
+        step: int = 0,
     ) -> None:
-        super().__init__(number, data, sync_steps(data.samples, streams, data.batch_size), patience)
-        self._streams = streams
+        super().__init__(number, data, sync_steps(data.samples, streams, data.batch_size * local_steps), patience)
+        self.step = step
+        self.is_closed = step >= self.steps
+        self._streams, self._local_steps = streams, local_steps
+        self._first_version, self._first = version - step, first
         self._drop_after_s = drop_after_s
         self._first_s: dict[int, float] = {}
         self._came = 0
-        self._first_version = version
         self._numbers = numbers
         self._owners: dict[int, Member] = {}
         self._chosen: dict[int, Attempt | None] = {}
@@ -193,8 +224,8 @@ class SyncEpoch(Epoch):
         self._owners[index] = member
         self._first_s.setdefault(index, now.time_s)
         start, stop = self._samples(index)
-        version = self._first_version + self.step
-        return SyncTask(now.request, now.term, now.generation, attempt, self.number, version, index, start, stop)
+        version, first = self._first_version + self.step, self._first + self.step * self._local_steps
+        return SyncTask(now.request, now.term, now.generation, attempt, self.number, version, index, start, stop, first)
 
     def finish(self, done: TrainDone, now_s: float) -> int:
         """The first attempt reported done is the one that counts."""
@@ -206,6 +237,12 @@ class SyncEpoch(Epoch):
         start, stop = self._samples(index)
         return stop - start
 
+    @property
+    def batches(self) -> int:
+        """Those of the longest stream in the steps committed."""
+        longest = sync_steps(self.data.samples, self._streams, self.data.batch_size)
+        return min(self.step * self._local_steps, longest)
+
     def commit(self) -> Sequence[tuple[int, Attempt]] | None:
         """The attempts that count, in task order; tasks that contribute nothing are not among them."""
         if self.is_closed or not self._pool.all_done():
@@ -215,6 +252,17 @@ class SyncEpoch(Epoch):
         self.is_closed = self.step == self.steps
         self._pool = self._open_step()
         return chosen
+
+    def progress(self) -> Progress:
+        """Its steps are versions."""
+        return Progress(
+            version=self._first_version + self.step,
+            epoch=self.number,
+            data=self.data,
+            first_version=self._first_version,
+            first_batch=self._first,
+            is_closed=self.is_closed,
+        )
 
     def drop_late(self, now_s: float) -> int:
         """A task is late `drop_after` seconds after it was first handed out; at least one must have come."""
@@ -245,7 +293,8 @@ class SyncEpoch(Epoch):
         return TaskPool(tasks, self._numbers, self._owners)
 
     def _samples(self, task: int) -> tuple[int, int]:
-        return sync_task(self.data.samples, self._streams, self.data.batch_size, self.step, task)
+        length = self.data.batch_size * self._local_steps
+        return sync_task(self.data.samples, self._streams, length, self.step, task)
 
     def _where(self, task: int) -> str:
         return f"epoch {self.number}, step {self.step}, task {task}"
@@ -263,12 +312,17 @@ class AsyncEpoch(Epoch):
         numbers: AttemptNumbers,
         patience: Patience,
         max_staleness: int | None = None,
+        standing: Standing = (),
     ) -> None:
         super().__init__(number, data, async_tasks(data.samples, data.batch_size, batches), patience)
         self.pace = None if max_staleness is None else Pace(max_staleness)
         self._batches = batches
         self._first = first
-        self._pool = TaskPool(range(self.steps), numbers, None)
+        done = {task for task, applied in standing if applied >= self._batches_of(task)}
+        self.step = len(done)
+        self.is_closed = self.step == self.steps
+        self._done_before = len(done)
+        self._pool = TaskPool([task for task in range(self.steps) if task not in done], numbers, None)
 
     def hand_out(self, member: Member, now: Now) -> AsyncTask | None:
         """Any task."""
@@ -293,9 +347,18 @@ class AsyncEpoch(Epoch):
         start, stop = self._samples(task)
         return stop - start
 
+    @property
+    def batches(self) -> int:
+        """All, also of an epoch left early."""
+        return -(-self.data.samples // self.data.batch_size)
+
     def commit(self) -> None:
         """There is nothing to commit: batches are applied as they come."""
         return
+
+    def progress(self) -> Progress:
+        """How far its tasks are only the pservers know."""
+        return Progress(epoch=self.number, data=self.data, first_batch=self._first, is_closed=self.is_closed)
 
     def drop_late(self, now_s: float) -> int:
         """No task waits for another."""
@@ -327,10 +390,14 @@ class AsyncEpoch(Epoch):
         return self.pace is None or self.pace.may_begin(member, done)
 
     def _count_done(self) -> None:
-        self.step = self._pool.done
+        self.step = self._done_before + self._pool.done
         self.is_closed = self._pool.all_done()
         if self.pace is not None:
             self.pace.unsettle()
+
+    def _batches_of(self, task: int) -> int:
+        start, stop = self._samples(task)
+        return -(-(stop - start) // self.data.batch_size)
 
     def _samples(self, task: int) -> tuple[int, int]:
         return async_task(self.data.samples, self.data.batch_size, self._batches, task)
@@ -353,7 +420,7 @@ class Training:
         self.epoch: Epoch | None = None
         self._update = update
         self._numbers = numbers
-        self._patience = Patience(update.backup_after_s, update.batches if update.name is UpdateName.SYNC else 1)
+        self._patience = Patience(update.backup_after_s, update.batches if update.is_sync else 1)
         self._batches = 0
         self._is_told = self._is_settled = True
 
@@ -385,13 +452,42 @@ class Training:
 
     def open(self, number: int, data: DataSpec) -> Epoch:
         """Begin an epoch."""
-        if self._update.name is UpdateName.SYNC:
-            streams, drop_after_s = self._update.batches, self._update.drop_after_s
-            self.epoch = SyncEpoch(number, data, streams, self.version, self._numbers, self._patience, drop_after_s)
+        self._batches += 0 if self.epoch is None else self.epoch.batches
+        return self._go_on(number, data, 0, ())
+
+    def progress(self) -> Progress:
+        """How far it is; in `async` without the standing of tasks, which only the pservers know."""
+        return Progress(version=self.version) if self.epoch is None else self.epoch.progress()
+
+    def restore(self, progress: Progress) -> None:
+        """Go on from there; who held what is forgotten."""
+        self.version, self.epoch, self._batches = progress.version, None, progress.first_batch
+        self._is_told = self._is_settled = True
+        if progress.data is not None:
+            step = progress.version - progress.first_version
+            epoch = self._go_on(progress.epoch, progress.data, step, progress.standing)
+            if progress.is_closed:
+                epoch.close()
+                self._is_told = self._is_settled = True
+
+    @property
+    def steps(self) -> int:
+        """Steps so far; in `async` batches of tasks that are done."""
+        if self._update.is_sync:
+            return self.version
+        return self._batches + (self.epoch.step * self._update.batches if self.epoch is not None else 0)
+
+    def _go_on(self, number: int, data: DataSpec, step: int, standing: Standing) -> Epoch:
+        update, count, patience = self._update, self._update.batches, self._patience
+        if update.is_sync:
+            self.epoch = SyncEpoch(
+                number, data, count, self.version, self._numbers, patience,
+                update.local_steps, self._batches, update.drop_after_s, step,
+            )  # fmt: skip
         else:
-            batches, most = self._update.batches, self._update.max_staleness
-            self.epoch = AsyncEpoch(number, data, batches, self._batches, self._numbers, self._patience, most)
-            self._batches += -(-data.samples // data.batch_size)
+            self.epoch = AsyncEpoch(
+                number, data, count, self._batches, self._numbers, patience, update.max_staleness, standing
+            )
             self._is_told = self._is_settled = False
         return self.epoch
 

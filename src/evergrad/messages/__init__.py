@@ -5,6 +5,22 @@ is the same in every resending of the request and comes back in its answer. Mess
 generation, messages of a master its term; see `docs/architecture.md` for who sends what to whom and when.
 """
 
+from evergrad.messages.checkpoints import (
+    Abandon,
+    Abandoned,
+    FileInfo,
+    FileKind,
+    Freeze,
+    Frozen,
+    Hello,
+    HelloReply,
+    Mark,
+    Marked,
+    Progress,
+    Standing,
+    Written,
+    WrittenNoted,
+)
 from evergrad.messages.members import (
     AskLeader,
     Exited,
@@ -20,12 +36,15 @@ from evergrad.messages.members import (
     Unknown,
 )
 from evergrad.messages.model import (
+    CheckpointSpec,
     DataSpec,
     Evict,
     GroupKind,
     GroupSpec,
     ParameterSpec,
     Schema,
+    Segment,
+    Source,
     TableSpec,
     UpdateName,
     UpdateSpec,
@@ -60,11 +79,12 @@ from evergrad.messages.parameters import (
     TableKeys,
     Where,
 )
-from evergrad.messages.status import AskStatus, MemberStatus, Noted, SetAside, Status, StopJob
+from evergrad.messages.status import AskStatus, CheckpointStatus, MemberStatus, Noted, SetAside, Status, StopJob
 from evergrad.messages.tasks import (
     Agree,
     Agreed,
     Ask,
+    AskCheckpoint,
     AsyncTask,
     Begin,
     BreakDone,
@@ -73,6 +93,7 @@ from evergrad.messages.tasks import (
     EpochIs,
     EvalDone,
     EvalTask,
+    EvaluationDone,
     GiveUp,
     InitTask,
     MayBegin,
@@ -82,6 +103,8 @@ from evergrad.messages.tasks import (
     ReportMetrics,
     SaveDone,
     SaveTask,
+    SavingDone,
+    StartAgain,
     SyncTask,
     TotalsAre,
     TrainDone,
@@ -117,24 +140,30 @@ AnyMessage = (
     | Agree | Agreed | Ask | EpochIs | InitTask | SyncTask | AsyncTask | EvalTask | SaveTask | Over | TotalsAre
     | Ended | ReportMetrics | Restore | Restored | Commit | Committed | Missing | Deposed | Shutdown | Pull | Pulled
     | Stale | Push | PushBatch | Pushed | Full | Where | Here | Export | Exported | CountRows | RowCounts | AskStatus
-    | Status | StopJob | Noted | MayBegin | Begin | GiveUp | CloseEpoch | EpochClosed
+    | Status | StopJob | Noted | MayBegin | Begin | GiveUp | CloseEpoch | EpochClosed | Hello | HelloReply | Mark
+    | Freeze | Frozen | Marked | Abandon | Abandoned | Written | WrittenNoted | AskCheckpoint | StartAgain
 )  # fmt: skip
 
 __all__ = [
     "INIT_STEP",
     "NEWEST",
+    "Abandon",
+    "Abandoned",
     "Address",
     "Agree",
     "Agreed",
     "AnyArray",
     "AnyMessage",
     "Ask",
+    "AskCheckpoint",
     "AskLeader",
     "AskStatus",
     "AsyncTask",
     "Attempt",
     "Begin",
     "BreakDone",
+    "CheckpointSpec",
+    "CheckpointStatus",
     "CloseEpoch",
     "Commit",
     "Committed",
@@ -147,13 +176,18 @@ __all__ = [
     "EpochIs",
     "EvalDone",
     "EvalTask",
+    "EvaluationDone",
     "Evict",
     "Exited",
     "Export",
     "ExportPart",
     "Exported",
+    "FileInfo",
+    "FileKind",
     "Flags",
     "Floats",
+    "Freeze",
+    "Frozen",
     "Full",
     "Generation",
     "GiveUp",
@@ -163,6 +197,8 @@ __all__ = [
     "GroupSpec",
     "Heartbeat",
     "HeartbeatReply",
+    "Hello",
+    "HelloReply",
     "Here",
     "InitTask",
     "Join",
@@ -171,6 +207,8 @@ __all__ = [
     "LeaderIs",
     "Leave",
     "Left",
+    "Mark",
+    "Marked",
     "MayBegin",
     "Member",
     "MemberStatus",
@@ -182,6 +220,7 @@ __all__ = [
     "ParameterSpec",
     "Partial",
     "Place",
+    "Progress",
     "PserverAt",
     "Pull",
     "Pulled",
@@ -198,11 +237,16 @@ __all__ = [
     "RowCounts",
     "SaveDone",
     "SaveTask",
+    "SavingDone",
     "Schema",
+    "Segment",
     "Send",
     "SetAside",
     "Shutdown",
+    "Source",
     "Stale",
+    "Standing",
+    "StartAgain",
     "Status",
     "StopJob",
     "SyncTask",
@@ -223,4 +267,6 @@ __all__ = [
     "WantTotals",
     "Where",
     "Wire",
+    "Written",
+    "WrittenNoted",
 ]

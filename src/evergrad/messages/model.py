@@ -1,7 +1,8 @@
 """The model, as all roles know it."""
 
+from collections.abc import Iterator
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
 
@@ -70,6 +71,14 @@ class ParameterSpec(msgspec.Struct, frozen=True):
         return size
 
 
+class Segment(NamedTuple):
+    """The elements of one parameter that fall in a span of its group, as positions inside the span."""
+
+    parameter: int
+    start: int
+    stop: int
+
+
 class GroupSpec(msgspec.Struct, frozen=True):
     """Dense parameters or buffers kept as one flat array, in the order listed; `rule` for TRAINED only."""
 
@@ -82,18 +91,29 @@ class GroupSpec(msgspec.Struct, frozen=True):
         """Number of elements of the flat array."""
         return sum(p.size for p in self.parameters)
 
+    def segments(self, span: range) -> Iterator[Segment]:
+        """The parameters of which elements fall in these of the flat array."""
+        start = 0
+        for number, parameter in enumerate(self.parameters):
+            stop = start + parameter.size
+            inside = range(max(start, span.start), min(stop, span.stop))
+            if inside:
+                yield Segment(number, inside.start - span.start, inside.stop - span.start)
+            start = stop
+
 
 class UpdateName(StrEnum):
     """The update rules of a job."""
 
     SYNC = "sync"
     ASYNC = "async"
+    LOCAL_SGD = "local_sgd"
 
 
 class UpdateSpec(msgspec.Struct, frozen=True):
     """How the pservers update: for `sync` the tasks of a step, for `async` the batches of a task.
 
-    What the options mean is said in `update.py`.
+    For `local_sgd` it is the tasks of a step, which is a round. What the options mean is said in `update.py`.
     """
 
     name: UpdateName
@@ -103,6 +123,13 @@ class UpdateSpec(msgspec.Struct, frozen=True):
     max_staleness: Count | None = None
     push_every: OneOrMore = 1
     pull_every: OneOrMore = 1
+    local_steps: OneOrMore = 1
+    keep_inner_state: bool = False
+
+    @property
+    def is_sync(self) -> bool:
+        """Whether parameters change by commits: of steps, or of the rounds of `local_sgd`."""
+        return self.name is not UpdateName.ASYNC
 
 
 class Wire(StrEnum):
@@ -122,6 +149,8 @@ class Schema(msgspec.Struct, frozen=True):
     """What all trainers of a job must agree on.
 
     `rates` are the learning rates of trained groups, then of tables; None for one that is a function of the step.
+    In `local_sgd` the rules of groups and tables are the outer one, whose rate comes last in `rates`; `inner` are the
+    trainers' own rules, of trained groups, then of tables.
     """
 
     seed: int
@@ -130,6 +159,7 @@ class Schema(msgspec.Struct, frozen=True):
     groups: tuple[GroupSpec, ...]
     wire: Wire = Wire.FLOAT32
     rates: tuple[float | None, ...] = ()
+    inner: tuple[RuleSpec, ...] = ()
 
 
 class DataSpec(msgspec.Struct, frozen=True):
@@ -138,3 +168,20 @@ class DataSpec(msgspec.Struct, frozen=True):
     samples: Count
     fingerprint: str
     batch_size: OneOrMore
+
+
+class Source(msgspec.Struct, frozen=True):
+    """A checkpoint to restore from. `warm`: take rows and dense values, and begin with version 0 of epoch 0."""
+
+    url: str
+    serial: int
+    warm: bool = False
+
+
+class CheckpointSpec(msgspec.Struct, frozen=True):
+    """Where checkpoints go, when they are made besides the first and that of each epoch's end, and how many stay."""
+
+    url: str
+    every_steps: int | None = None
+    every_s: float | None = None
+    keep: int = 3

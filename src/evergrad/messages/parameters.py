@@ -4,7 +4,7 @@ from enum import StrEnum
 
 import msgspec
 
-from evergrad.messages.model import OneOrMore, Schema
+from evergrad.messages.model import OneOrMore, Schema, Source
 from evergrad.messages.types import (
     AnyArray,
     Attempt,
@@ -20,7 +20,10 @@ from evergrad.messages.types import (
 
 
 class Restore(Message, frozen=True):
-    """Hold this model from now on, as the pserver of `place` of `places`; `checkpoint` None: from nothing."""
+    """Hold this model from now on, as the pserver of `place` of `places`; `source` None: from nothing.
+
+    `checkpoints`: the URL to write parts of checkpoints to.
+    """
 
     term: Term
     generation: Generation
@@ -28,21 +31,29 @@ class Restore(Message, frozen=True):
     place: Place
     places: int
     schema: Schema
-    checkpoint: int | None
+    source: Source | None
+    checkpoints: str | None = None
 
 
 class Restored(Message, frozen=True):
-    """A pserver holds a generation's model at `version`."""
+    """A pserver holds a generation's model at `version`, or cannot (`failure`).
+
+    `rows` of each table here, in the schema's order; `bytes_read` of files, in `seconds`.
+    """
 
     term: Term
     generation: Generation
     place: Place
     member: Member
     version: int
+    rows: tuple[int, ...] = ()
+    bytes_read: int = 0
+    seconds: float = 0.0
+    failure: str | None = None
 
 
 class Commit(Message, frozen=True):
-    """Apply the pushes of `step` that `chosen` lists as (task, attempt), in task order."""
+    """Apply the pushes of `step` that `chosen` lists as (task, attempt), in task order, then cut `serial`, if any."""
 
     term: Term
     generation: Generation

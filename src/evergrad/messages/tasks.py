@@ -2,20 +2,23 @@
 
 import msgspec
 
-from evergrad.messages.model import DataSpec, Schema
+from evergrad.messages.model import CheckpointSpec, DataSpec, Schema
 from evergrad.messages.types import Address, Attempt, Generation, Member, Message, Numbers, Place, Request, Term
 
 
 class Agree(Message, frozen=True):
     """A trainer names the model it trains. Answered when all pservers hold it, or with what differs.
 
-    `initial` is a digest of the dense values it was made with.
+    `initial` is a digest of the dense values it was made with; the first trainer's `checkpoints` count, and the
+    checkpoint it would begin with where there is none of the job's own (`warm_start`).
     """
 
     request: Request
     member: Member
     schema: Schema
     initial: str = ""
+    checkpoints: CheckpointSpec | None = None
+    warm_start: str | None = None
 
 
 class PserverAt(msgspec.Struct, frozen=True):
@@ -77,6 +80,25 @@ class Partial(msgspec.Struct, frozen=True):
 
     kind: str
     values: Numbers
+
+
+class EvaluationDone(msgspec.Struct, frozen=True):
+    """An evaluation that is done: its epoch, its number there, and what came of it."""
+
+    epoch: int
+    ordinal: int
+    data: DataSpec
+    totals: dict[str, Partial]
+    failure: str | None
+
+
+class SavingDone(msgspec.Struct, frozen=True):
+    """A saving that is done: its epoch, its number there, and what came of it."""
+
+    epoch: int
+    ordinal: int
+    path: str
+    failure: str | None
 
 
 class TrainDone(msgspec.Struct, frozen=True, tag=True):
@@ -145,7 +167,11 @@ class InitTask(Message, frozen=True):
 
 
 class SyncTask(Message, frozen=True):
-    """One batch of step `step`: positions [start, stop) of the epoch order. `index` is its number in the step."""
+    """One batch of step `step`: positions [start, stop) of the epoch order. `index` is its number in the step.
+
+    In `LocalSGD` several batches, one after the other. `first` is the number of the first, counted along one path of
+    tasks over all steps: a trainer's own learning rates depend on it.
+    """
 
     request: Request
     term: Term
@@ -156,6 +182,7 @@ class SyncTask(Message, frozen=True):
     index: int
     start: int
     stop: int
+    first: int = 0
 
 
 class AsyncTask(Message, frozen=True):
@@ -239,9 +266,23 @@ class Ended(Message, frozen=True):
 
 
 class ReportMetrics(Message, frozen=True):
-    """Metrics the script reported for an epoch; shown by the launcher."""
+    """Metrics the script reported for an epoch, to be shown; `best` rates the checkpoint of its end."""
 
     request: Request
     member: Member
     epoch: int
     metrics: dict[str, float]
+    best: float | None = None
+
+
+class AskCheckpoint(Message, frozen=True):
+    """Make a checkpoint soon."""
+
+    request: Request
+    member: Member
+
+
+class StartAgain(Message, frozen=True):
+    """The job has fallen back behind where the asker's script is: the process must start its script again."""
+
+    request: Request

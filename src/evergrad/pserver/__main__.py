@@ -2,30 +2,52 @@
 
 import argparse
 import os
+import time
 from math import inf
 
 from evergrad.errors import Fenced
+from evergrad.heap import keep_freed_memory
 from evergrad.kernels.warm import warm
 from evergrad.messages import Address, AnyMessage, Join, Member, Place, Request, Role, Send
+from evergrad.pserver.background import Saver
+from evergrad.pserver.between import Between
 from evergrad.pserver.memory import room_within
-from evergrad.pserver.pserver import Pserver
+from evergrad.pserver.pserver import OfModel, Pserver
 from evergrad.sizes import parse_bytes
-from evergrad.wire.process import Heartbeats, is_orphan, join, leave, log_to_stderr, on_sigterm, run, serve
+from evergrad.wire.process import (
+    TICK_S,
+    Heartbeats,
+    Work,
+    is_orphan,
+    join,
+    leave,
+    log_to_stderr,
+    on_sigterm,
+    run,
+    serve,
+)
 from evergrad.wire.transport import Listener, check_address, new_member
 
 JOIN_DEADLINE_S = 600.0
 
 
+RESEND_S = 0.5
+
+
 class Process:
-    """A pserver with what its loop must know: when it may leave."""
+    """A pserver with what its loop must know: when it may leave, and what to do between requests."""
 
     def __init__(self, pserver: Pserver, heartbeats: Heartbeats) -> None:
         self.pserver = pserver
+        self.between = Between(pserver, Saver())
         self._heartbeats = heartbeats
+        self._told_s = 0.0
         self._told_to_stop = False
 
     def handle(self, src: str, message: AnyMessage, now_s: float) -> list[Send]:
         """As `Pserver.handle`, which knows no time."""
+        if isinstance(message, OfModel):
+            self.between.asked(now_s)
         return self.pserver.handle(src, message)
 
     def tick(self, now_s: float) -> list[Send]:
@@ -34,7 +56,15 @@ class Process:
         newest = self._heartbeats.newest
         if newest is not None and not newest.known and not newest.over:
             raise Fenced("the master has declared this pserver dead; what it held counts no more")
-        return []
+        if now_s - self._told_s < RESEND_S:
+            return []
+        self._told_s = now_s
+        return self.pserver.resend()
+
+    def work(self) -> Work:
+        """Something between requests."""
+        sends, wait_s = self.between.work(time.monotonic())
+        return Work(sends, TICK_S if wait_s is None else wait_s)
 
     def is_over(self) -> bool:
         """Whether to leave."""
@@ -59,6 +89,7 @@ def main() -> int:
     options = parser.parse_args()
     limit_bytes = parse_bytes(options.memory) if options.memory else None
     log_to_stderr()
+    keep_freed_memory()
     warm()
     room = room_within(limit_bytes) if limit_bytes is not None else lambda: inf
     name = options.name or f"pserver-{options.place}"
@@ -78,12 +109,13 @@ def _run(job: str, master: Address, listener: Listener, pserver: Pserver, name: 
     join(listener, master, me, JOIN_DEADLINE_S)
     pserver.counters = listener.counters  # what the wire refuses is told too
     heartbeats = Heartbeats(job, master, member, pserver.counters)
+    process = Process(pserver, heartbeats)
     try:
-        process = Process(pserver, heartbeats)
         on_sigterm(process.stop)
-        serve(listener, process.handle, process.tick, process.is_over)
+        serve(listener, process.handle, process.tick, process.is_over, process.work)
         leave(listener, master, member, Request(2))
     finally:
+        process.between.close()
         heartbeats.close()
 
 

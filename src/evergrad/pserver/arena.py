@@ -1,4 +1,4 @@
-"""Arrays that grow without copying."""
+"""Arrays that grow without copying, and memory that is given back a little at a time."""
 
 import mmap
 import os
@@ -56,6 +56,42 @@ class Arena(Generic[Scalar]):
                 self.array = np.frombuffer(self._memory, self._dtype)
 
 
+class Pages:
+    """Private memory of the process that is zero, of which only what is touched is taken.
+
+    Args:
+        size_bytes: how much there is.
+
+    Raises:
+        MemoryError: the system refuses.
+    """
+
+    def __init__(self, size_bytes: int) -> None:
+        size = max(size_bytes, 1)
+        try:
+            self._memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
+        except OSError as exc:
+            raise MemoryError(f"the system refuses {size} bytes of memory") from exc
+        if size > 2 * _HUGE_PAGE_BYTES:  # not from the beginning: where little is used, little is taken
+            _ask_for_huge_pages(self._memory, _HUGE_PAGE_BYTES)
+        self._released = 0
+
+    def array(self, dtype: type[Scalar]) -> NDArray[Scalar]:
+        """All of it as an array of as many elements as fit."""
+        return np.frombuffer(self._memory, dtype, len(self._memory) // np.dtype(dtype).itemsize)
+
+    def release(self, used_bytes: int, limit_bytes: int) -> bool:
+        """Give back at most so much of the first `used_bytes`, whose content is lost; returns whether there is more.
+
+        Giving back all at once takes long: some 60 ms for 1 GB where pages are small.
+        """
+        size = min(limit_bytes, used_bytes - self._released)
+        if size > 0 and hasattr(mmap, "MADV_DONTNEED"):
+            self._memory.madvise(mmap.MADV_DONTNEED, self._released, size)
+            self._released += size
+        return size == limit_bytes
+
+
 def _mapped(size: int) -> mmap.mmap:
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
     _ask_for_huge_pages(memory)
@@ -73,8 +109,8 @@ def _grown(memory: mmap.mmap, size: int) -> mmap.mmap:
     return grown
 
 
-def _ask_for_huge_pages(memory: Any) -> None:
+def _ask_for_huge_pages(memory: Any, start: int = 0) -> None:
     advice = getattr(mmap, "MADV_HUGEPAGE", None)
     if advice is not None:
         with suppress(OSError):  # a kernel built without them
-            memory.madvise(advice)
+            memory.madvise(advice, start)

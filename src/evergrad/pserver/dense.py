@@ -1,24 +1,17 @@
 """One pserver's part of a flat group of dense parameters or buffers."""
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import numpy as np
 
+from evergrad.checkpoint.pieces import DensePiece
+from evergrad.errors import CheckpointError
 from evergrad.kernels.merge import add_flat, divide
-from evergrad.messages import AnyArray, Flags, Floats, GroupKind, GroupSpec
+from evergrad.messages import AnyArray, Flags, Floats, GroupKind, GroupSpec, Segment
 from evergrad.pserver.rules import apply_dense
 
 DensePart = tuple[AnyArray, Flags, int]
 """What one task contributes: values of this span, a flag for each parameter of the group, samples."""
-
-
-class Segment(NamedTuple):
-    """The elements of one parameter that fall in the span, as positions inside it."""
-
-    parameter: int
-    start: int
-    stop: int
 
 
 class DenseGroup:
@@ -26,18 +19,19 @@ class DenseGroup:
 
     Invariants:
         1. An element's value depends on the updates of its parameter only, not on the span.
-        2. An array once given out by `values` is never changed.
+        2. An array once given out by `values` or by `cut` is never changed.
     """
 
     def __init__(self, spec: GroupSpec, span: range) -> None:
         width = spec.rule.state_width if spec.rule is not None else 0
         initial = spec.rule.initial_state if spec.rule is not None else 0.0
-        self._spec = spec
-        self._segments = tuple(_segments(spec, span))
+        self._spec, self._span = spec, span
+        self._segments = tuple(spec.segments(span))
         self._updates = [0] * len(spec.parameters)
         self._state: Floats = np.full((width, len(span)), initial, np.float32)
         dtype = np.int64 if spec.kind is GroupKind.LOWEST else np.float32
         self._values: AnyArray = np.zeros(len(span), dtype)
+        self._is_state_given_out = False
 
     @property
     def values(self) -> AnyArray:
@@ -47,6 +41,36 @@ class DenseGroup:
     def set(self, values: AnyArray) -> None:
         """Take these values; shape and type are those of `values`."""
         self._values = values.astype(self._values.dtype, copy=True)
+
+    def cut(self, number: int, limit_bytes: int) -> list[DensePiece]:
+        """All of it as it is now, as pieces of group `number` of about so many bytes; nothing is copied.
+
+        The next update that changes the state copies it first.
+        """
+        self._is_state_given_out = True
+        values, state, updates = self._values, self._state, tuple(self._updates)
+        size = max(limit_bytes // (values.itemsize + 4 * state.shape[0]), 1)
+        return [
+            DensePiece(number, self._span[at : at + size], values[at : at + size], state[:, at : at + size], updates)
+            for at in range(0, values.size, size)
+        ]
+
+    def load(self, piece: DensePiece) -> None:
+        """Take values and state of these elements, and the counts of updates of their parameters.
+
+        Raises:
+            CheckpointError: they do not fit.
+        """
+        start, stop = piece.span.start - self._span.start, piece.span.stop - self._span.start
+        shapes = (piece.values.dtype, piece.values.shape, piece.state.shape, len(piece.updates))
+        fitting = (self._values.dtype, (stop - start,), (self._state.shape[0], stop - start), len(self._updates))
+        if not 0 <= start <= stop <= self._values.size or shapes != fitting:
+            raise CheckpointError(f"a checkpoint has a dense group's elements as {shapes}; {fitting} would fit")
+        self._values[start:stop] = piece.values
+        self._state[:, start:stop] = piece.state
+        for segment in self._segments:
+            if segment.start < stop and start < segment.stop:
+                self._updates[segment.parameter] = piece.updates[segment.parameter]
 
     def update(self, parts: Sequence[DensePart], total: int, lr: float) -> None:
         """Apply one step.
@@ -64,6 +88,8 @@ class DenseGroup:
         if self._spec.kind is GroupKind.FROZEN:
             return
         new = self._values.copy()
+        if self._is_state_given_out:
+            self._state, self._is_state_given_out = self._state.copy(), False
         for segment in self._segments:
             present = [bool(flags[segment.parameter]) for _, flags, _ in parts]
             if any(present):
@@ -104,13 +130,3 @@ def _mean(parts: Sequence[tuple[AnyArray, int]], segment: Segment, total: int) -
     means = np.empty(sums.size, np.float32)
     divide(sums, total, means)
     return means
-
-
-def _segments(spec: GroupSpec, span: range) -> Iterator[Segment]:
-    start = 0
-    for number, parameter in enumerate(spec.parameters):
-        stop = start + parameter.size
-        inside = range(max(start, span.start), min(stop, span.stop))
-        if inside:
-            yield Segment(number, inside.start - span.start, inside.stop - span.start)
-        start = stop

@@ -5,15 +5,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-from evergrad.errors import InvariantError
-from evergrad.kernels import gather, index, policy, rules
+from evergrad.checkpoint.pieces import Notes, RowsPiece
+from evergrad.errors import CheckpointError, InvariantError
+from evergrad.kernels import aside, cut, gather, index, policy, rules
 from evergrad.kernels.arrays import Integers, Rows
-from evergrad.kernels.hashing import slots_of, unique
-from evergrad.kernels.initial import first_values, scratch_for, table_seed, zeros_of
+from evergrad.kernels.half import DTYPES, as_seen, as_sent
+from evergrad.kernels.hashing import are_owned, slots_of, unique
+from evergrad.kernels.initial import first_rows, first_values, scratch_for, table_seed, zeros_of
+from evergrad.kernels.lanes import Wired
 from evergrad.kernels.merge import RowPart, has_duplicates, mean_rows
-from evergrad.messages import AnyArray, ExportPart, Floats, Keys, TableSpec
+from evergrad.messages import AnyArray, ExportPart, Keys, TableSpec, Wire
 from evergrad.placement import SLOTS
 from evergrad.pserver.arena import Arena
+from evergrad.pserver.cut import TableCut
 from evergrad.pserver.policy import policy_of
 from evergrad.pserver.rules import apply_rows
 
@@ -29,6 +33,8 @@ class MemoryUse(NamedTuple):
 
 _NO_ENTRIES = np.empty(0, np.int64)
 _NO_CLASSES = np.empty(0, np.uint8)
+_NO_NOTES = np.empty(0, np.int32)
+_NO_ASIDE = aside.no_aside()
 
 
 class Table:
@@ -41,8 +47,8 @@ class Table:
            slots, on row numbers, nor on pulls.
     """
 
-    def __init__(self, spec: TableSpec, seed: int, slots: range) -> None:
-        self._spec = spec
+    def __init__(self, spec: TableSpec, seed: int, slots: range, wire: Wire = Wire.FLOAT32) -> None:
+        self._spec, self._wire = spec, wire
         self._slots = slots
         number = table_seed(seed, spec.name)
         self._first, self._zeros = first_values(spec.initializer, spec.dim, number), zeros_of(number)
@@ -50,6 +56,7 @@ class Table:
         self._stride = spec.rule.row_width(spec.dim)
         self._policy = policy_of(spec)
         self._updates = 0
+        self._cut: TableCut | None = None
         self._rows: Arena[np.float32] = Arena(np.float32)
         self._entries: Arena[np.int64] = Arena(np.int64)
         self._free_class: Arena[np.uint8] = Arena(np.uint8)
@@ -60,23 +67,37 @@ class Table:
     def __len__(self) -> int:
         return int(self._index.pool[index.ROWS] - self._index.pool[index.FREE])
 
-    def pull(self, keys: Keys, evaluating: bool) -> Floats:
+    @property
+    def updates(self) -> int:
+        """How often it was updated."""
+        return self._updates
+
+    def pull(self, keys: Keys, evaluating: bool, out: Wired | None = None) -> AnyArray:
         """Copy the rows of `keys`; changes nothing.
 
         Args:
             keys: shape (n,); duplicates allowed; all owned by this pserver.
             evaluating: a key without a row yields zeros if the table says so, and its initial value otherwise.
+            out: where to, shape (n, dim); a fresh array if not given.
 
         Returns:
-            Shape (n, dim), row i for `keys[i]`; a fresh array the caller may change.
-        Cost: n probes, n * dim * 4 bytes copied.
+            Shape (n, dim), row i for `keys[i]`, as the wire has it.
+        Cost: n probes, n * dim numbers copied.
         """
-        rows = index.find(self._index, keys)
-        out = np.empty((keys.size, self._spec.dim), np.float32)
+        dim, rows = self._spec.dim, index.find(self._index, keys)
+        if out is None:
+            out = gather.empty_rows(keys.size, dim, DTYPES[self._wire])
         if gather.copy_rows(self._rows.array, self._stride, rows, out):
             first = self._zeros if evaluating and self._spec.unseen_zero else self._first
-            gather.fill_missing(rows, keys, first, self._scratch, out)
-        return out
+            unseen = rows < 0
+            made = first_rows(keys[unseen], dim, first, self._scratch)
+            gather.copy_rows(made.reshape(-1), dim, np.where(unseen, np.cumsum(unseen) - 1, -1), out)
+        return as_sent(out)
+
+    @property
+    def free_rows(self) -> int:
+        """How many rows can be made without more memory: as many as were deleted and not made anew."""
+        return int(self._index.pool[index.FREE])
 
     def memory(self) -> MemoryUse:
         """What the table takes."""
@@ -106,17 +127,20 @@ class Table:
             what `pserver/policy.py` says.
         """
         self._updates += 1
+        parts = [(keys, as_seen(grads, self._wire), samples) for keys, grads, samples in parts]
         if not self._policy.is_none:
             self._update_by_policy(parts, total, lr)
             return
         if len(parts) == 1 and parts[0][2] == total:
             keys, grads, _ = parts[0]
             rows = self._rows_of(keys)
+            self._keep(keys, rows)
             if not has_duplicates(rows):
                 apply_rows(self._spec.rule, self._rows.array, rows, grads, lr, self._updates)
                 return
         keys, grads = mean_rows(parts, total, self._spec.dim)
         rows = self._rows_of(keys)
+        self._keep(keys, rows)
         apply_rows(self._spec.rule, self._rows.array, rows, grads, lr, self._updates)
 
     def evict(self, keys: Keys) -> int:
@@ -127,7 +151,7 @@ class Table:
         """
         before = len(self)
         self._make_room_for_free_rows()
-        index.delete(self._index, keys)
+        index.delete(self._index, self._aside(), keys)
         return before - len(self)
 
     def export(self, part: ExportPart, slot: int, limit: int) -> tuple[AnyArray, int | None]:
@@ -153,6 +177,62 @@ class Table:
         gather.copy_rows(self._rows.array, self._stride, rows, out)
         return out, following
 
+    def begin_cut(self, number: int) -> bool:
+        """Show the table as it is now in pieces of table `number`, while it goes on; one cut at a time.
+
+        Returns:
+            Whether there is anything to show, slots without rows included.
+
+        Raises:
+            MemoryError: the system refuses what that takes; see `TableCut`.
+        """
+        if self._slots:
+            self._cut = TableCut(number, self._index, self._stride, self._policy.has_notes, self._updates)
+        return bool(self._slots)
+
+    def advance_cut(self, piece_bytes: int, slice_bytes: int) -> tuple[RowsPiece | None, bool]:
+        """Copy about `slice_bytes` of the cut; returns a piece when one is complete, and whether that was the last."""
+        assert self._cut is not None  # as was begun
+        piece = self._cut.advance(self._index, self._aside(), piece_bytes, slice_bytes)
+        return piece, self._cut.is_handed_out
+
+    def end_cut(self) -> TableCut | None:
+        """Keep nothing aside any more; returns the cut, whose memory is to be released."""
+        ended, self._cut = self._cut, None
+        return ended
+
+    def set_updates(self, updates: int) -> None:
+        """It was updated so often; then it is loaded."""
+        self._updates = updates
+
+    def load(self, piece: RowsPiece) -> None:
+        """Take the rows and candidates of some slots.
+
+        Raises:
+            CheckpointError: they do not fit, or a key is here already.
+        Cost: 60 ns a row of 32 floats, if the memory is at hand.
+        """
+        shape, has_notes = (piece.keys.size, self._stride), self._policy.has_notes
+        if piece.rows.shape != shape or (piece.notes is not None) != has_notes:
+            found = f"rows of shape {piece.rows.shape} {'with' if piece.notes is not None else 'without'} notes"
+            raise self._not_fitting(f"{found} where {shape} {'with' if has_notes else 'without'} them belongs")
+        rows, new = self._numbers_of(piece.keys)
+        if new.size < rows.size:
+            raise self._not_fitting("a key twice")
+        if has_notes:
+            self._notes.reserve(2 * int(self._index.pool[index.ROWS]))
+        notes = _NO_NOTES if piece.notes is None else piece.notes.reshape(-1)
+        cut.take_rows(self._rows.array, self._notes.array, self._stride, rows, piece.rows, notes)
+        self._load_candidates(piece.candidates, piece.candidate_notes.reshape(-1))
+
+    def _load_candidates(self, keys: Keys, notes: Notes) -> None:
+        done = cut.take_candidates(self._index, keys, notes, 0)
+        while 0 <= done < keys.size:
+            self._enlarge_index()
+            done = cut.take_candidates(self._index, keys, notes, done)
+        if done < 0:
+            raise self._not_ours() if done == index.NOT_OURS else self._not_fitting("a key twice")
+
     def _sorted_entries(self, begin: int, end: int) -> tuple[Keys, Keys]:
         count = int(self._index.counts[begin:end].sum())
         slots, keys, rows = (np.empty(count, np.int64) for _ in range(3))
@@ -162,10 +242,11 @@ class Table:
 
     def _update_by_policy(self, parts: Sequence[RowPart], total: int, lr: float) -> None:
         keys, grads = _once_each(parts, total, self._spec.dim)
-        if not policy.are_owned(self._index, keys):
+        if not are_owned(keys, self._slots.start, self._slots.stop):
             raise self._not_ours()
         self._expire()
         rows = index.find(self._index, keys)
+        self._keep(keys, rows)
         policy.meet(
             self._index, self._notes.array, keys, self._updates, self._policy.min_count, self._policy.has_notes, rows
         )
@@ -183,7 +264,7 @@ class Table:
             self._make_room_for_free_rows()
             most = int(self._index.used.max(initial=0))
             policy.expire(
-                self._index, self._notes.array, self._updates, rule.period, rule.ttl, rule.candidate_ttl,
+                self._index, self._aside(), self._notes.array, self._updates, rule.period, rule.ttl, rule.candidate_ttl,
                 most, np.empty(most, np.int64),
             )  # fmt: skip
 
@@ -198,6 +279,7 @@ class Table:
             scratch = np.empty(3 * (wanted.size + spare + 1), np.int64)
             policy.make_room(
                 self._index,
+                self._aside(),
                 self._notes.array,
                 keys[wanted],
                 rule.max_rows,
@@ -224,11 +306,23 @@ class Table:
         self._free_rows.reserve(int(self._index.pool[index.ROWS]))
         self._index = self._index._replace(free_rows=self._free_rows.array)
 
+    def _not_fitting(self, what: str) -> CheckpointError:
+        return CheckpointError(f"table {self._spec.name!r}: a checkpoint has {what}")
+
     def _not_ours(self) -> InvariantError:
-        return InvariantError(f"table {self._spec.name!r}: a key of another pserver's slots was pushed here")
+        return InvariantError(f"table {self._spec.name!r}: a key of another pserver's slots came here")
 
     def _rows_of(self, keys: Keys) -> Keys:
         """The rows of `keys`, made where they are new."""
+        rows, new = self._numbers_of(keys)
+        if new.size:
+            if self._cut is not None:
+                aside.note_new(self._aside(), rows[new])
+            self._make_rows(rows[new], keys[new])
+        return rows
+
+    def _numbers_of(self, keys: Keys) -> tuple[Keys, Integers]:
+        """The numbers of the rows of `keys`, and where those stand in `keys` that were given now."""
         rows, new = np.empty(keys.size, np.int64), np.empty(keys.size, np.int64)
         done = made = 0
         while True:
@@ -238,9 +332,21 @@ class Table:
             if done == index.NOT_OURS:
                 raise self._not_ours()
             self._enlarge_index()
-        if made:
-            self._make_rows(rows[new[:made]], keys[new[:made]])
-        return rows
+        self._rows.reserve(int(self._index.pool[index.ROWS]) * self._stride)
+        return rows, new[:made]
+
+    def _aside(self) -> aside.Aside:
+        """What kernels need of the cut under way, if any."""
+        return _NO_ASIDE if self._cut is None else self._cut.aside(self._rows.array, self._notes.array)
+
+    def _keep(self, keys: Keys, rows: Rows) -> None:
+        """Copy what is about to change aside, where a cut shows it."""
+        if self._cut is None:
+            return
+        kept, found = self._aside(), self._cut.scratch(rows.size)
+        count = aside.find_unseen(kept, rows, found)
+        if count:
+            aside.keep(kept, self._index.first_slot, keys, rows, found[:count])
 
     def _enlarge_index(self) -> None:
         entries = max(index.UNIT * len(self._slots), self._entries.array.size)
@@ -250,14 +356,13 @@ class Table:
         self._index = self._index._replace(entries=self._entries.array, free_class=self._free_class.array)
 
     def _make_rows(self, rows: Rows, keys: Keys) -> None:
-        self._rows.reserve(int(self._index.pool[index.ROWS]) * self._stride)
         rules.make_rows(
             self._rows.array, self._stride, self._spec.dim, rows, keys,
             self._first, self._scratch, self._spec.rule.initial_state,
         )  # fmt: skip
 
 
-def _once_each(parts: Sequence[RowPart], total: int, dim: int) -> tuple[Keys, Floats]:
+def _once_each(parts: Sequence[RowPart], total: int, dim: int) -> tuple[Keys, Wired]:
     """The same as `mean_rows`, without copying where the parts are that already."""
     if len(parts) == 1 and parts[0][2] == total and unique(parts[0][0])[0].size == parts[0][0].size:
         return parts[0][0], parts[0][1]

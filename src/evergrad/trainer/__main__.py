@@ -11,7 +11,7 @@ from evergrad.errors import ConfigError, DataError, EvergradError, Fenced, Unava
 from evergrad.messages import Raised
 from evergrad.trainer import session
 from evergrad.trainer.driver import LEFT_STATUS, Leaving
-from evergrad.trainer.trainer import JobOver
+from evergrad.trainer.trainer import AGAIN_STATUS, JobOver, MustStartAgain
 from evergrad.wire.process import log_to_stderr, on_sigterm
 
 RAISED_STATUS = 75
@@ -22,7 +22,8 @@ LONGEST_SENTENCE = 300
 def main() -> int:
     """Run the script; returns the exit status.
 
-    The job's; 143 after SIGTERM; 2 for a mistake of this script; 75 if it raised in a task, which others now try.
+    The job's; 143 after SIGTERM; 2 for a mistake of this script; 75 if it is to be started again, since it raised in a
+    task, which others now try, or the job has fallen back behind it.
     """
     options = _parse()
     log_to_stderr()
@@ -41,6 +42,9 @@ def main() -> int:
     except Leaving:
         _goodbye(None)
         return LEFT_STATUS
+    except MustStartAgain:
+        _goodbye(None)
+        return AGAIN_STATUS
     except JobOver as over:
         _goodbye(None)
         return 0 if over.failure is None else 1
@@ -70,7 +74,7 @@ def _run(script: Path, args: list[str]) -> int:
         _run_script(script)
         if session.current is not None:
             session.current.finish()
-    except (Leaving, JobOver):
+    except (Leaving, JobOver, MustStartAgain):
         raise
     except SystemExit as exit:
         how = f"with status {exit.code}" if isinstance(exit.code, int | None) else f"saying {exit.code!r}"
@@ -112,7 +116,7 @@ def _run_script(script: Path) -> None:
         runpy.run_path(str(script), run_name="__main__")
     except SystemExit as exit:
         is_inside = session.current is not None and session.current.inside
-        if isinstance(exit, Leaving | JobOver) or exit.code not in (None, 0) or is_inside:
+        if isinstance(exit, Leaving | JobOver | MustStartAgain) or exit.code not in (None, 0) or is_inside:
             raise
 
 

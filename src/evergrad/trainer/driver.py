@@ -1,11 +1,11 @@
 """Runs a trainer's flows: the thin loop that sends, waits and receives for them."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Generic, Protocol, TypeVar
 
 from evergrad.errors import Unavailable
-from evergrad.messages import AnyMessage, Send
+from evergrad.messages import AnyMessage, Generation, Send
 from evergrad.trainer.exchange import Exchange, Flow
 from evergrad.trainer.trainer import JobOver
 from evergrad.wire.process import Heartbeats, is_orphan
@@ -65,6 +65,8 @@ class Driver:
     def __init__(self, exchange: Exchange, carrier: Carrier) -> None:
         self.heartbeats: Heartbeats | None = None
         self.is_leaving = False
+        self.hear: Callable[[Generation], None] = lambda _: None
+        """Is told the present generation."""
         self._exchange = exchange
         self._carrier = carrier
 
@@ -80,12 +82,12 @@ class Driver:
         """Run a flow to its end.
 
         Raises:
-                Leaving: SIGTERM has come, or the launcher is gone.
+            Leaving: SIGTERM has come, or the launcher is gone.
             JobOver: the job has ended elsewhere.
             Unavailable: the master has been silent for `SILENCE_S` seconds.
         """
         while True:
-            self._check()
+            self.check()
             try:
                 next(flow)
             except StopIteration as stop:
@@ -110,7 +112,8 @@ class Driver:
             self.heartbeats.close()
         self._carrier.close()
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """What `run` does at every turn, for one who computes for long without it: raises as `run`."""
         if self.heartbeats is None:
             return
         if self.is_leaving or is_orphan():
@@ -119,5 +122,7 @@ class Driver:
         newest = self.heartbeats.newest
         if newest is not None and newest.over:
             raise JobOver(newest.failure)
+        if newest is not None:
+            self.hear(newest.generation)
         if self.heartbeats.silence_s() > SILENCE_S:
             raise Unavailable(f"the master has not answered for {SILENCE_S:.0f} s; look at its log, then run again")

@@ -9,7 +9,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from evergrad.messages import Message, Request, Send
+from evergrad.messages import NEWEST, Generation, Message, Request, Send, Stale
 
 T = TypeVar("T")
 Flow = Generator[None, None, T]
@@ -59,6 +59,13 @@ class Exchange:
         if request in self._open:
             del self._open[request]
             self._answers[request] = message
+
+    def void(self, addresses: set[str], generation: Generation) -> None:
+        """What was asked of these is of a generation that has passed; it is answered so, whoever is still there."""
+        for request, open_request in list(self._open.items()):
+            if open_request.send.to in addresses:
+                del self._open[request]
+                self._answers[request] = Stale(request, generation, NEWEST)
 
     def due(self, now_s: float) -> list[Send]:
         """What is to be sent now, for the first time or again."""

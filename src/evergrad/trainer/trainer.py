@@ -13,9 +13,11 @@ from evergrad.messages import (
     Agreed,
     AnyArray,
     Ask,
+    AskCheckpoint,
     AskLeader,
     AsyncTask,
     Begin,
+    CheckpointSpec,
     CountRows,
     Done,
     Ended,
@@ -58,6 +60,7 @@ from evergrad.messages import (
     Schema,
     Send,
     Stale,
+    StartAgain,
     SyncTask,
     TableGrads,
     TableKeys,
@@ -78,6 +81,8 @@ M = TypeVar("M", bound=Message)
 Answer = EpochIs | InitTask | SyncTask | AsyncTask | EvalTask | SaveTask | Over | TotalsAre
 """What the master answers to an ask."""
 
+AGAIN_STATUS = 75
+"""The exit status of a trainer that asks to be started again."""
 EXPORT_BYTES = 16 << 20
 """A table is read in pieces of about this size when a model is saved."""
 
@@ -97,6 +102,13 @@ class PushRefused(Exception):
     """A pserver refuses a push; nothing of it was applied."""
 
 
+class MustStartAgain(SystemExit):
+    """The job has fallen back behind where the script is; the process ends and is started again."""
+
+    def __init__(self) -> None:
+        super().__init__(AGAIN_STATUS)
+
+
 class JobOver(SystemExit):
     """The job has ended elsewhere; unwinds the script. `failure` says why, if it failed."""
 
@@ -111,6 +123,17 @@ class Identity(NamedTuple):
     name: str
     pid: int
     numerics: str
+
+
+class Offer(NamedTuple):
+    """What a trainer brings to a job besides its model: of the first one it counts; see `Agree`."""
+
+    initial: str = ""
+    checkpoints: CheckpointSpec | None = None
+    warm_start: str | None = None
+
+
+NO_OFFER = Offer()
 
 
 class RowGrads(NamedTuple):
@@ -173,7 +196,9 @@ class Trainer:
         self._master = master
         self._identity = identity
         self._new_member = new_member
-        self._initial = ""
+        self._offer = NO_OFFER
+        self._generation = Generation(0)
+        self._newest = Generation(0)
         self._message_bytes = message_bytes
         self._schema: Schema | None = None
         self._pservers: tuple[PserverAt, ...] = ()
@@ -191,23 +216,31 @@ class Trainer:
             join = Join(request, Role.TRAINER, self.member, name, pid, numerics)
             answer = yield from self._ask_master(request, join, Joined, Unknown)
 
-    def agree(self, schema: Schema, initial: str = "") -> Flow[None]:
+    def agree(self, schema: Schema, offer: Offer = NO_OFFER) -> Flow[None]:
         """Name the model; returns when the pservers hold it.
 
         Args:
             schema: the model.
-            initial: a digest of the dense values it was made with.
+            offer: what counts if this trainer is the first.
         Raises:
             ConfigError: the job has another model; the text says what differs.
         """
-        self._initial = initial
+        self._offer = offer
         while True:
             request = self._exchange.number()
-            answer = yield from self._ask_master(request, Agree(request, self.member, schema, initial), Agreed, Unknown)
+            agree = Agree(request, self.member, schema, *offer)
+            answer = yield from self._ask_master(request, agree, Agreed, Unknown)
             if isinstance(answer, Agreed):
                 break
             yield from self.join()
+        self._generation = answer.generation
         self.connect(schema, answer.pservers)
+
+    def hear(self, generation: Generation) -> None:
+        """The master has told the present generation: what was asked of pservers in an older one is void."""
+        if generation > self._newest:
+            self._newest = generation
+            self._exchange.void({p.address for p in self._pservers}, generation)
 
     def connect(self, schema: Schema, pservers: tuple[PserverAt, ...]) -> None:
         """Talk to these pservers about this model from now on."""
@@ -225,6 +258,10 @@ class Trainer:
         """
         answers = (EpochIs, InitTask, SyncTask, AsyncTask, EvalTask, SaveTask, Over, TotalsAre)
         answer = yield from self._ask_as_member(lambda request: Ask(request, self.member, want, done), *answers)
+        if isinstance(answer, InitTask | SyncTask | AsyncTask | EvalTask | SaveTask):
+            self.hear(answer.generation)
+            if self._generation < answer.generation and self._schema is not None:
+                yield from self.agree(self._schema, self._offer)
         return answer  # type: ignore[return-value]  # the tuple above is Answer
 
     def may_begin(self, task: AsyncTask, done: int) -> Flow[None]:
@@ -246,9 +283,13 @@ class Trainer:
         answer = yield from self._ask_as_member(lambda request: AskLeader(request, self.member), LeaderIs)
         return answer.leader
 
-    def report(self, epoch: int, metrics: dict[str, float]) -> Flow[None]:
-        """Have metrics shown."""
-        yield from self._ask_as_member(lambda request: ReportMetrics(request, self.member, epoch, metrics), Noted)
+    def report(self, epoch: int, metrics: dict[str, float], best: float | None = None) -> Flow[None]:
+        """Have metrics shown, and the checkpoint of the epoch's end rated."""
+        yield from self._ask_as_member(lambda request: ReportMetrics(request, self.member, epoch, metrics, best), Noted)
+
+    def ask_checkpoint(self) -> Flow[None]:
+        """Have a checkpoint made soon."""
+        yield from self._ask_as_member(lambda request: AskCheckpoint(request, self.member), Noted)
 
     def leave(self, failure: str | None, raised: Raised | None = None) -> Flow[None]:
         """Say goodbye, with the traceback of the script if it raised, and the task if it was in one."""
@@ -264,7 +305,7 @@ class Trainer:
                 return answer
             yield from self.join()
             if self._schema is not None:
-                yield from self.agree(self._schema, self._initial)
+                yield from self.agree(self._schema, self._offer)
 
     # -- the pservers --------------------------------------------------------------------------------------------------
 
@@ -293,7 +334,7 @@ class Trainer:
                     pull = Pull(request, generation, version, evaluating, *requests[number])
                     sends.append((request, Send(p.address, pull)))
                     of_place.append((pulled[p.place], requests[number]))
-            answers = _all_of(Pulled, (yield from self._call(sends)))
+            answers = _all_of(Pulled, (yield from self._ask_pservers(sends)))
             for (collected, (tables, spans)), answer in zip(of_place, answers, strict=True):
                 collected.take(tables, spans, answer)
         rows = [routing.gather([c.rows(table) for c in pulled]) for table, routing in routed]
@@ -360,7 +401,7 @@ class Trainer:
         """The next piece of a table at one place, sorted by (slot, key)."""
         request = self._exchange.number()
         export = Export(request, task.generation, task.version, table, part, slot, EXPORT_BYTES)
-        answers = yield from self._call([(request, Send(self._pservers[place].address, export))])
+        answers = yield from self._ask_pservers([(request, Send(self._pservers[place].address, export))])
         return _all_of(Exported, answers)[0]
 
     def places(self) -> int:
@@ -382,7 +423,7 @@ class Trainer:
                     request = self._exchange.number()
                     part = Part(number, len(parts), *parts[number])
                     sends.append((request, Send(p.address, message(request, part))))
-            _all_of(Pushed, (yield from self._call(sends)))
+            _all_of(Pushed, (yield from self._ask_pservers(sends)))
 
     def _shares(
         self, rows: Sequence[RowGrads], spans: Sequence[SpanGrads]
@@ -427,7 +468,13 @@ class Trainer:
         for p in self._pservers:
             request = self._exchange.number()
             sends.append((request, Send(p.address, make(request))))
-        return (yield from self._call(sends))
+        return (yield from self._ask_pservers(sends))
+
+    def _ask_pservers(self, requests: Sequence[tuple[Request, Send]]) -> Flow[list[Message]]:
+        """Ask the pservers of the generation agreed on; raises `Void` if there is a newer one."""
+        if self._newest > self._generation:
+            raise Void(self._newest)
+        return (yield from self._call(requests))
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
@@ -441,6 +488,8 @@ class Trainer:
                 raise ConfigError(answer.reason)
             case Ended():
                 raise JobOver(answer.failure)
+            case StartAgain():
+                raise MustStartAgain
         if not isinstance(answer, expected):
             raise InvariantError(f"the master answered {type(answer).__name__} to {type(message).__name__}")
         return answer

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from evergrad.errors import ConfigError, EvergradError, Fenced, JobFailed, Unavailable
 from evergrad.messages import (
@@ -109,19 +109,31 @@ class Heartbeats:
                 self.newest, self._unanswered = message, 0
 
 
+class Work(NamedTuple):
+    """What came of work between requests: what to send, and how long the loop may wait for a message now."""
+
+    sends: list[Send]
+    wait_s: float = TICK_S
+
+
 def serve(
     listener: Listener,
     handle: Callable[[str, AnyMessage, float], list[Send]],
     tick: Callable[[float], list[Send]],
     is_over: Callable[[], bool],
+    work: Callable[[], Work] = lambda: Work([]),
 ) -> None:
-    """The loop of a role: messages in, messages out, and a tick every `TICK_S` seconds, until it is over."""
+    """The loop of a role: messages in, messages out, and a tick every `TICK_S` seconds, until it is over.
+
+    It may `work` for a moment in each turn, when the answers are on their way.
+    """
+    wait_s, ticked_s = TICK_S, 0.0
     sends: list[Send] = []
-    ticked_s = 0.0
     while not is_over():
-        received = listener.exchange(sends, TICK_S)
+        received = listener.exchange(sends, wait_s)
         now_s = time.monotonic()
-        sends = [send for src, message in received for send in handle(src, message, now_s)]
+        listener.send([send for src, message in received for send in handle(src, message, now_s)])
+        sends, wait_s = work()
         if now_s - ticked_s >= TICK_S:
             ticked_s = now_s
             sends += tick(now_s)

@@ -8,6 +8,7 @@ update.
 import holding
 import numpy as np
 import torch
+import updates
 from torch import nn
 
 import evergrad as eg
@@ -25,13 +26,12 @@ class Trace(nn.Module):
 
 def main() -> None:
     parser = holding.parser(__doc__)
-    parser.add_argument("--rule", choices=("sync", "async"), required=True)
+    updates.add_rule(parser)
     options = parser.parse_args()
     hold = holding.Holding(options)
     data = {"id": np.arange(options.samples)}
 
-    update = eg.Sync(batches_per_step=4) if options.rule == "sync" else eg.Async(batches_per_task=3)
-    job = eg.init(update=update, seed=options.seed)
+    job = eg.init(update=updates.UPDATES[options.rule], seed=options.seed)
     model = Trace(options.epochs)
     optimizer = job.optimizer(model, dense=eg.SGD(lr=1.0), sparse=eg.SGD(lr=1.0))
     for epoch in job.epochs(options.epochs):

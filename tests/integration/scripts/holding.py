@@ -3,6 +3,7 @@
 `--hold PLACE=FILE`: at this place wait until FILE exists; `FILE.PID` says that this process has come so far. Places:
 `epoch:N` (inside the first batch of epoch N), `evaluate:N` (inside the evaluation of epoch N), `end` (before saving).
 `--diary FOLDER`: note each batch in FOLDER/PID.
+`--slow FOLDER`: while FOLDER/PID exists, a batch takes five times as long; FOLDER/PID.seen says that one did.
 """
 
 import argparse
@@ -12,7 +13,9 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+ROOT = Path(__file__).parents[3]
 LONGEST_S = 90.0
+SLOWER = 5
 
 _pause = threading.Event()
 
@@ -28,6 +31,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--pause", type=float, default=0.0, help="seconds that computing a batch takes")
     parser.add_argument("--hold", action="append", default=[], metavar="PLACE=FILE")
     parser.add_argument("--diary", type=Path)
+    parser.add_argument("--slow", type=Path)
     return parser
 
 
@@ -37,6 +41,7 @@ class Holding:
     def __init__(self, options: argparse.Namespace) -> None:
         self._files = {place: Path(file) for place, _, file in (h.partition("=") for h in options.hold)}
         self._pause_s, self._diary = options.pause, options.diary
+        self._slow = options.slow / str(os.getpid()) if options.slow else None
 
     def at(self, place: str) -> None:
         """The script is at this place."""
@@ -51,8 +56,14 @@ class Holding:
     def batch(self, epoch: int, ids: Iterable[int]) -> None:
         """The script is inside a batch of these samples."""
         if self._pause_s:
-            _pause.wait(self._pause_s)
+            _pause.wait(self._pause_s * (SLOWER if self._is_slow() else 1))
         if self._diary is not None:
             with (self._diary / str(os.getpid())).open("a") as file:
                 file.write(" ".join(map(str, (epoch, *ids))) + "\n")
         self.at(f"epoch:{epoch}")
+
+    def _is_slow(self) -> bool:
+        if self._slow is None or not self._slow.exists():
+            return False
+        self._slow.with_suffix(".seen").touch()
+        return True

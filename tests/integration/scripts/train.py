@@ -4,6 +4,7 @@ import holding
 import numpy as np
 import torch
 import torch.nn.functional as F
+import updates
 from torch import nn
 
 import evergrad as eg
@@ -43,11 +44,12 @@ def dataset(samples: int, seed: int) -> eg.data.Columns:
 def main() -> None:
     parser = holding.parser(__doc__)
     parser.add_argument("--dim", type=int, default=8)
+    updates.add_rule(parser)
     options = parser.parse_args()
     hold = holding.Holding(options)
     train, valid = dataset(options.samples, 1), dataset(300, 2)
 
-    job = eg.init(update=eg.Sync(batches_per_step=4), seed=options.seed)
+    job = eg.init(update=updates.UPDATES[options.rule], seed=options.seed)
     model = Ranker(options.dim)
     optimizer = job.optimizer(model, dense=eg.Adam(lr=lambda step: 1e-2 / (1 + step / 50)), sparse=eg.Adagrad(lr=0.05))
 

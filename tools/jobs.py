@@ -1,4 +1,4 @@
-"""Whole jobs of real processes, as tests start, watch and hurt them.
+"""Whole jobs of real processes, as tests, tools and benchmarks start, watch and hurt them.
 
 Whatever was started is ended by `close`, by its pid; the leak check of every test sees that nothing is left.
 """
@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,30 +19,39 @@ import psutil
 
 from evergrad.errors import ConfigError
 from evergrad.launch.jobfile import JobFile, read_latest
+from evergrad.launch.processes import PARENT_PID
 from evergrad.messages import Address, AskStatus, MemberStatus, Request, Role, Send, Status
 from evergrad.wire.transport import Network, new_member
 
-SCRIPTS = Path(__file__).with_name("scripts")
-TRAIN, COUNT = SCRIPTS / "train.py", SCRIPTS / "count.py"
+ROOT = Path(__file__).parents[1]
+SCRIPTS = ROOT / "tests" / "integration" / "scripts"
+TRAIN, COUNT, FILMS = SCRIPTS / "train.py", SCRIPTS / "count.py", SCRIPTS / "films.py"
+OF_A_JOB = {PARENT_PID, "EVERGRAD_MASTER", "EVERGRAD_JOB", "EVERGRAD_NAME", "EVERGRAD_SEED"}
+"""What a job puts into the environment of its processes."""
 WITHIN_S = 60.0
 POLL_S = 0.02
 T = TypeVar("T")
-Alone = Callable[[int], dict[str, str]]
-"""Digests of the model that one process alone makes of a seed."""
+Alone = Callable[..., dict[str, str]]
+"""Digests of the model that one process alone makes of a seed, with `train.py` or the script given."""
+
+
+class Unmet(AssertionError):
+    """Something that was waited for did not come."""
 
 
 def until(probe: Callable[[], T | None], what: str, within_s: float = WITHIN_S) -> T:
     """Wait until `probe` returns something true, and return it."""
     end_s = time.monotonic() + within_s
     while not (found := probe()):
-        assert time.monotonic() < end_s, f"not within {within_s:.0f} s: {what}"
+        if time.monotonic() > end_s:
+            raise Unmet(f"not within {within_s:.0f} s: {what}")
         time.sleep(POLL_S)
     return found
 
 
 def environment() -> dict[str, str]:
     """Ours, without what a job has put into it."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("EVERGRAD_")}
+    kept = {name: value for name, value in os.environ.items() if name not in OF_A_JOB}
     return {**kept, "PYTHONUNBUFFERED": "1"}
 
 
@@ -58,7 +68,7 @@ def digests(model: Path) -> dict[str, str]:
 
 
 class Running:
-    """A process started by a test; all that it writes goes to `log`."""
+    """A process that we have started; all that it writes goes to `log`."""
 
     def __init__(self, argv: Sequence[object], log: Path) -> None:
         self.log = log
@@ -87,7 +97,7 @@ class Running:
         try:
             return self._popen.wait(within_s)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"{self.log.stem} did not end within {within_s:.0f} s:\n{self.text}") from None
+            raise Unmet(f"{self.log.stem} did not end within {within_s:.0f} s:\n{self.text}") from None
 
     def kill(self) -> None:
         """End it now."""
@@ -95,8 +105,39 @@ class Running:
         self._popen.wait()
 
 
+class Shown(Running):
+    """A process whose output is shown too, indented."""
+
+    def __init__(self, argv: Sequence[object], log: Path) -> None:
+        super().__init__(argv, log)
+        self._reader = threading.Thread(target=self._show)
+        self._reader.start()
+
+    def wait(self, within_s: float = WITHIN_S) -> int:
+        """Its exit status, after all output was shown."""
+        status = super().wait(within_s)
+        self._reader.join()
+        return status
+
+    def kill(self) -> None:
+        """End it now."""
+        super().kill()
+        self._reader.join()
+
+    def _show(self) -> None:
+        with self.log.open() as lines:
+            is_over = False
+            while not is_over:
+                is_over = not self.is_alive
+                for line in lines:
+                    print(f"     {line.rstrip()}", flush=True)
+                time.sleep(POLL_S)
+
+
 class Job:
     """What jobs have in common, however they were started: a master that can be asked."""
+
+    process: type[Running] = Running
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -118,14 +159,14 @@ class Job:
         """How the job goes, as its master says."""
         name, address = until(self.found, "the job's address")
         if self._network is None:
-            self._network = Network(name, new_member("test"))
+            self._network = Network(name, new_member("watch"))
         self._requests += 1
         request, end_s = Request(self._requests), time.monotonic() + WITHIN_S
         while time.monotonic() < end_s:
             for _, answer in self._network.exchange([Send(address, AskStatus(request))], 1.0):
                 if isinstance(answer, Status) and answer.request == request:
                     return answer
-        raise AssertionError("the master does not answer")
+        raise Unmet("the master does not answer")
 
     def until(self, condition: Callable[[Status], object], what: str, within_s: float = WITHIN_S) -> Status:
         """Wait until the status is so, and return it."""
@@ -144,7 +185,7 @@ class Job:
 
     def start(self, name: str, *argv: object) -> Running:
         """Start a process of this job's."""
-        running = Running([sys.executable, *argv], self.folder / f"{name}.out")
+        running = self.process([sys.executable, *argv], self.folder / f"{name}.out")
         self.processes.append(running)
         return running
 
@@ -187,15 +228,14 @@ class Launched(Job):
 
     def found(self) -> tuple[str, Address] | None:
         """From the job's file."""
-        assert self.launcher.is_alive, f"the launcher has ended:\n{self.text}"
+        if not self.launcher.is_alive:
+            raise Unmet(f"the launcher has ended:\n{self.text}")
         file = self._file()
         return (file.job, file.master) if file else None
 
-    def join(self, *more: object) -> Running:
+    def join(self, *more: object, name: str = "joiner") -> Running:
         """Add a trainer, as a user does by hand."""
-        return self.start(
-            "joiner", "-m", "evergrad", "trainer", "--log-dir", self.logs, self._script, *self._args, *more
-        )
+        return self.start(name, "-m", "evergrad", "trainer", "--log-dir", self.logs, self._script, *self._args, *more)
 
     def family(self) -> list[psutil.Process]:
         """All processes of the launcher."""

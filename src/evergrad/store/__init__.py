@@ -1,0 +1,1 @@
+"""Where a master keeps its record."""
