@@ -84,10 +84,20 @@ def is_poisoned(plan: Plan, batch: Batch) -> bool:
     return plan.poison and (int(batch.ids[-1]) * 13 + batch.epoch) % 6 == 1
 
 
+def raises(plan: Plan, task: Batch) -> bool:
+    """Whether the script raises in one of the batches of a task."""
+    where = plan.raises
+    if where is None or where.epoch != task.epoch:
+        return False
+    return any(where.sample in batch.ids and not is_skipped(plan, batch) for batch in batches_of(plan, task))
+
+
 def contributes(plan: Plan, task: Batch, is_left: bool = False) -> bool:
     """Whether a task counts in its step; one that is left after its first batch does so for that alone."""
     batches = batches_of(plan, task)[: 1 if is_left else None]
-    return any(not is_skipped(plan, batch) for batch in batches) and not is_poisoned(plan, task)
+    if is_poisoned(plan, task) or raises(plan, task):
+        return False
+    return any(not is_skipped(plan, batch) for batch in batches)
 
 
 def batches_of(plan: Plan, task: Batch) -> list[Batch]:

@@ -7,6 +7,7 @@ import msgspec
 from evergrad.master.calls import _added_up
 from evergrad.master.dispatch import TaskPool, _Pending
 from evergrad.master.master import Master
+from evergrad.master.pace import Pace
 from evergrad.master.pservers import Pservers
 from evergrad.master.script import Script
 from evergrad.master.training import SyncEpoch
@@ -293,3 +294,16 @@ def forget_all(self, is_passed):
 def keep_answers(self, message):
     self._answers[getattr(message, "request", 0)] = message
     self._open.pop(getattr(message, "request", None), None)
+
+
+# -- who waits for whom ------------------------------------------------------------------------------------------------
+
+_may_begin, _init_pace = Pace.may_begin, Pace.__init__
+
+
+def let_everyone_begin(self, member, batches):
+    return _may_begin(self, member, batches) or True
+
+
+def allow_one_more(self, most):
+    _init_pace(self, most + 1)

@@ -17,6 +17,7 @@ class Kind(StrEnum):
     CRASHED = "an exception ended a process"
     ANSWERS = "one request was answered in two ways"
     UNEXPLAINED = "the job stands still and the status does not say who is waited for"
+    AHEAD = "a trainer begins a batch too far ahead of the slowest"
     UNBOUNDED = "a queue is longer than its bound"
 
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from evergrad.master.master import Master
 from evergrad.messages import Request
 
 from . import judge_async, judge_sync
@@ -22,14 +23,22 @@ def judge(world: "World") -> None:
     if not world.is_over():
         status = master.status(Request(0), world.clock.now_s)
         world.fault(Kind.ENDLESS, f"master is_over={master.is_over}; waits for {status.waiting_for!r}")
-    elif master.failure is not None:
-        world.fault(Kind.FAILED, master.failure)
+    elif reason := _wrong_end(master):
+        world.fault(Kind.FAILED, reason)
     elif len(set(frozen_values(world))) > 1:
         world.fault(Kind.TORN, f"the initial values are those of several trainers: {frozen_values(world)}")
     else:
         expected = (judge_sync if world.plan.is_sync else judge_async).judge(world)
         if expected is not None:
             _judge_calls(world, *expected)
+
+
+def _wrong_end(master: Master) -> str | None:
+    """Why a job should not have ended as it did: it fails if tasks were set aside, saying so, and only then."""
+    aside = master.status(Request(0), 0.0).set_aside
+    if master.failure is None:
+        return f"the job has succeeded without {aside}" if aside else None
+    return None if aside and "until they were set aside" in master.failure else master.failure
 
 
 def _judge_calls(world: "World", model_at: Callable[[Call], dict], totals: dict[Call, np.ndarray]) -> None:

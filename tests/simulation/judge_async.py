@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from evergrad.messages import Place
+from evergrad.messages import Place, Request
 from evergrad.placement import span_owned
 from evergrad.schedule import async_task, async_tasks
 
@@ -18,6 +18,7 @@ from .arithmetic import (
     is_skipped,
     keys_of,
     place_of,
+    raises,
     refusing_place,
     samples,
 )
@@ -34,6 +35,7 @@ def judge(world: "World") -> tuple[Callable[[Call], dict], dict[Call, np.ndarray
     """Find what is wrong with a run; returns what was to be saved and found in evaluations."""
     for place in range(world.places):
         _Judge(world, Place(place)).judge()
+    _judge_left_out(world)
     watch = world.watch
     return watch.expected_models.__getitem__, watch.expected_totals | _empty_totals(world.plan)
 
@@ -44,15 +46,41 @@ def _empty_totals(plan: Plan) -> dict[Call, np.ndarray]:
     return {(e, n): np.zeros(0) for e, epoch in epochs for n, (count, _) in enumerate(epoch.evaluations) if not count}
 
 
-def _groups(plan: Plan, epoch: int) -> Iterator[list[Batch]]:
-    """The batches of an epoch that contribute something, as they are pushed."""
+def _judge_left_out(world: "World") -> None:
+    """What is left out of a task in which the script raises is counted: its rest, from the group in which it does."""
+    plan = world.plan
+    groups = (group for epoch in plan.visited() for group in _all_groups(plan, epoch) if group.is_left_out)
+    left_out = sum(batch.ids.size for group in groups for batch in group.batches)
+    aside = sum(task.samples for task in world.master_process.master.status(Request(0), 0.0).set_aside)
+    if left_out != aside:
+        world.fault(Kind.COUNT, f"{left_out} samples were left out by exceptions, and {aside} are said to be")
+
+
+class _Group(NamedTuple):
+    """Batches that are pushed as one, if the script does not raise in them or before them in their task."""
+
+    batches: list[Batch]
+    is_left_out: bool
+
+
+def _all_groups(plan: Plan, epoch: int) -> Iterator[_Group]:
+    """The batches of an epoch, as they are pushed."""
     e, first = plan.epochs[epoch], plan.first_batch(epoch)
     for index in range(async_tasks(e.samples, e.batch_size, plan.update.batches)):
         ids = samples(plan, epoch, *async_task(e.samples, e.batch_size, plan.update.batches, index))
         batches = batches_of(plan, Batch(epoch, first + index * plan.update.batches, ids))
+        is_left_out = False
         for begin in range(0, len(batches), plan.update.push_every):
             group = batches[begin : begin + plan.update.push_every]
-            yield [batch for batch in group if not is_skipped(plan, batch)]
+            is_left_out = is_left_out or any(raises(plan, batch) for batch in group)
+            yield _Group(group, is_left_out)
+
+
+def _groups(plan: Plan, epoch: int) -> Iterator[list[Batch]]:
+    """The batches of an epoch that contribute something, as they are pushed."""
+    for group in _all_groups(plan, epoch):
+        if not group.is_left_out:
+            yield [batch for batch in group.batches if not is_skipped(plan, batch)]
 
 
 _NO_KEYS = np.zeros(0, np.int64)

@@ -8,7 +8,7 @@ import numpy as np
 
 from evergrad.messages import Request
 
-from .arithmetic import Batch, contributes, initial_values, keys_of
+from .arithmetic import Batch, contributes, initial_values, keys_of, raises
 from .faults import Kind
 from .oracle import Call, contents, expected, tasks_of
 from .plan import APPLIED, COUNTED, Plan
@@ -78,7 +78,7 @@ def _each_step(plan: Plan, steps: tuple[int, ...]) -> Iterator[tuple[int, dict[i
 def _counted(world: "World", steps: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
     """The tasks that count in each step: one attempt of each, but for those that a step may do without."""
     plan, may_drop = world.plan, world.plan.update.drop_after_s is not None
-    counted, missing = [], 0
+    counted, missing, left_out = [], 0, 0
     for version, tasks, is_left in _each_step(plan, steps):
         chosen = world.watch.commits[0, version]
         named = [(index, world.watch.tasks[attempt]) for index, attempt in chosen]
@@ -89,11 +89,16 @@ def _counted(world: "World", steps: tuple[int, ...]) -> tuple[tuple[int, ...], .
         is_part = may_drop and indices == tuple(index for index in wanted if index in indices)
         if indices != wanted and not is_part:
             world.fault(Kind.COUNT, f"step {version} is made of the tasks {indices}, not of {wanted}")
+        left_out += sum(task.ids.size for task in tasks.values() if raises(plan, task))
         missing += sum(tasks[index].ids.size for index in wanted if index not in indices)
         counted.append(indices)
-    dropped = world.master_process.master.status(Request(0), world.clock.now_s).dropped
-    if missing > dropped or (dropped > missing and not plan.skips and not plan.poison):
-        world.fault(Kind.COUNT, f"{missing} samples are missing, and {dropped} are said to be")
+    status = world.master_process.master.status(Request(0), world.clock.now_s)
+    is_exact = not (plan.skips or plan.poison or plan.raises)
+    if missing > status.dropped or (status.dropped > missing and is_exact):
+        world.fault(Kind.COUNT, f"{missing} samples are missing, and {status.dropped} are said to be")
+    aside = sum(task.samples for task in status.set_aside)
+    if aside != left_out and not (may_drop and aside == 0):
+        world.fault(Kind.COUNT, f"{left_out} samples were left out by exceptions, and {aside} are said to be")
     return tuple(counted)
 
 

@@ -14,6 +14,7 @@ from evergrad.master import pservers, training
 from evergrad.master.calls import Evaluation
 from evergrad.master.dispatch import TaskPool
 from evergrad.master.members import Members
+from evergrad.master.pace import Pace
 from evergrad.master.pservers import Pservers
 from evergrad.master.script import Script
 from evergrad.master.training import Training
@@ -23,7 +24,7 @@ from evergrad.trainer.exchange import Exchange
 
 from . import broken
 from .faults import Kind
-from .plan import Epoch, Leave, Plan
+from .plan import Epoch, Leave, Plan, Raise
 from .trouble import Trouble
 from .world import Roles, Schedule
 
@@ -177,6 +178,32 @@ MUTATIONS = (
         {Kind.BITS, Kind.COUNT},
         Roles(pserver=broken.TakesLatePushesAfterAll),
         plan=Plan(UpdateSpec(SYNC, 3, drop_after_s=0.4)),
+    ),
+    Mutation(
+        "nobody waits for a task that was set aside",
+        {Kind.ENDLESS, Kind.FAILED},
+        patches=((TaskPool, "set_aside", lambda *_: None),),
+        plan=replace(STEPS, raises=Raise(0, 7)),
+    ),
+    # who waits for whom
+    Mutation(
+        "who is too far ahead waits",
+        {Kind.AHEAD},
+        patches=((Pace, "may_begin", broken.let_everyone_begin),),
+        plan=Plan(UpdateSpec(ASYNC, 4, max_staleness=1)),
+    ),
+    Mutation(
+        "too far is one batch more than allowed",
+        {Kind.AHEAD},
+        patches=((Pace, "__init__", broken.allow_one_more),),
+        plan=Plan(UpdateSpec(ASYNC, 4, max_staleness=1)),
+    ),
+    Mutation(
+        "nobody waits for who is gone",
+        {Kind.ENDLESS},
+        patches=((Pace, "release", lambda *_: None),),
+        plan=Plan(UpdateSpec(ASYNC, 4, max_staleness=0)),
+        trouble=ROUGH,
     ),
     # what a trainer does by itself
     Mutation(

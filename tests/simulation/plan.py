@@ -104,6 +104,13 @@ class Leave(NamedTuple):
     stepped: bool
 
 
+class Raise(NamedTuple):
+    """The script raises in every batch with this sample, in this epoch."""
+
+    epoch: int
+    sample: int
+
+
 @dataclass(frozen=True)
 class Epoch:
     """One epoch, and what the script does after its batches.
@@ -142,6 +149,7 @@ class Plan:
         reads_before_skipping: a batch that contributes nothing is pulled for.
         poison: some batches have a gradient that one pserver refuses.
         differ_at_first: scripts begin with other dense values, of which those of one must be taken.
+        raises: where the script raises; in no epoch that it leaves.
     """
 
     update: UpdateSpec
@@ -159,6 +167,7 @@ class Plan:
     reads_before_skipping: bool = False
     poison: bool = False
     differ_at_first: bool = False
+    raises: Raise | None = None
 
     @property
     def is_sync(self) -> bool:
@@ -263,6 +272,7 @@ class Plan:
             reads_before_skipping=rng.random() < 0.5,
             poison=rarely(True, False, 0.15),
             differ_at_first=rarely(True, False),
+            raises=rarely(_drawn_raise(rng, epochs), None, 0.15),
         )
 
 
@@ -280,6 +290,12 @@ def _drawn_update(rng: random.Random, name: UpdateName) -> UpdateSpec:
         push_every=rng.choice((1, 1, rng.randint(1, batches))),
         pull_every=rng.choice((1, 1, rng.randint(1, batches))),
     )
+
+
+def _drawn_raise(rng: random.Random, epochs: tuple[Epoch, ...]) -> Raise | None:
+    number = rng.randrange(len(epochs))
+    samples = epochs[number].samples
+    return Raise(number, rng.randrange(samples)) if samples and epochs[number].leave is None else None
 
 
 def _drawn_epoch(rng: random.Random) -> Epoch:

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 MASTER = Address("sim://master")
 LEASE_S, TICK_S, BEAT_S, TURN_S, GOODBYE_S = 5.0, 0.2, 1.0, 0.25, 2.0
 MEAN_COMPUTE_S = 0.2
+RESTART_S = 0.5
+"""After this a process whose script has raised is started again."""
 
 
 class Process:
@@ -206,8 +208,10 @@ class TrainerProcess(Process):
             next(self._flow)
         except JobOver as over:
             self._end(over.failure)
-        except StopIteration:
+        except StopIteration as stop:
             self.stop()
+            if stop.value:
+                self.world.clock.at(RESTART_S, lambda: self.world.spawn(self.title))
         except EvergradError as exc:
             self._end(f"{type(exc).__name__}: {exc}")
         else:
@@ -215,7 +219,7 @@ class TrainerProcess(Process):
 
     def _end(self, failure: str | None) -> None:
         self.ended = True
-        if failure is not None:
+        if failure is not None and not self.world.plan.raises:
             self.world.fault(Kind.FAILED, f"{self.name} ended with {failure}")
 
     def leave(self) -> None:

@@ -18,6 +18,7 @@ from evergrad.messages import (
     ExportPart,
     InitTask,
     Over,
+    Raised,
     SaveDone,
     SaveTask,
     SyncTask,
@@ -50,6 +51,7 @@ from .arithmetic import (
     is_skipped,
     keys_of,
     poisoned,
+    raises,
     samples,
     wired,
 )
@@ -70,6 +72,13 @@ class Notes(Protocol):
 
 class _Left(Exception):
     """The script leaves its loop over batches."""
+
+
+class _Raised(Exception):
+    """The script raises in a task, of which all pservers have applied so many batches."""
+
+    def __init__(self, task: SyncTask | AsyncTask, batches: int) -> None:
+        super().__init__(Raised(task.generation, task.attempt, batches, "ValueError: bad"))
 
 
 class Script:
@@ -94,7 +103,15 @@ class Script:
         self._done = None
         self._place = -1
 
-    def run(self) -> Flow[None]:
+    def run(self) -> Flow[bool]:
+        """Returns true where the script has raised, so that the process is to be started again."""
+        try:
+            yield from self._run()
+        except _Raised as raised:
+            yield from self.trainer.leave("raised: a traceback", raised.args[0])
+        return True
+
+    def _run(self) -> Flow[None]:
         plan = self.plan
         yield from self.trainer.join()
         yield from self.trainer.agree(plan.schema)
@@ -164,6 +181,8 @@ class Script:
         if leaves and not leave.stepped:
             raise _Left
         contributed = False
+        if raises(plan, batch):
+            raise _Raised(task, 0)
         if not is_skipped(plan, batch):
             found = yield from self._gradients(task, task.step, batch, pulled)
             contributed = yield from self._push(task, batch.ids.size, found)
@@ -181,6 +200,8 @@ class Script:
         for batch in batches_of(plan, whole):
             if leaves and not leave.stepped:
                 break
+            if raises(plan, batch):
+                raise _Raised(task, 0)
             if not is_skipped(plan, batch):
                 yield from self._local_step(task, batch)
             if leaves:
@@ -245,6 +266,8 @@ class Script:
                 leaves = leave is not None and task.start // size + number >= leave.batch
                 if leaves and not leave.stepped:
                     raise _Left
+                if raises(plan, batch):
+                    raise _Raised(task, begin)
                 if not is_skipped(plan, batch):
                     found = yield from self._gradients(task, NEWEST, batch, pulled, group)
                     together.add(found.rows, found.spans, batch.ids.size, found.evict)
@@ -256,7 +279,7 @@ class Script:
                 if ahead is None:
                     yield from pushing or ()
                     pushing = None
-        except _Left:
+        except (_Left, _Raised):
             with suppress(Void):
                 yield from pushing or ()
             raise

@@ -10,7 +10,7 @@ import pytest
 
 from evergrad.messages import UpdateName, UpdateSpec, Wire
 
-from .plan import COUNTED, POLICIES, Epoch, Leave, Plan
+from .plan import COUNTED, POLICIES, Epoch, Leave, Plan, Raise
 from .world import CALM, Schedule, World
 
 SCHEDULES = 100
@@ -55,6 +55,8 @@ SHAPES = {
     "steps have one task": {"batches": 1},
     "steps have many tasks": {"batches": 5},
     "late tasks are handed out again soon": {"backup_after_s": 0.3},
+    "scripts raise in a batch": {"raises": Raise(0, 7)},
+    "scripts raise in a batch of the last epoch": {"raises": Raise(1, 20), "backup_after_s": 0.5},
 }
 OF_ONE_RULE = {
     "sync whose steps do without late tasks": ("sync", {"drop_after_s": 0.4}),
@@ -67,6 +69,10 @@ OF_ONE_RULE = {
     "async that pulls now and then": ("async", {"batches": 4, "pull_every": 3}),
     "async in which nobody is ahead": ("async", {"max_staleness": 0}),
     "async in which nobody is far ahead, in groups": ("async", {"max_staleness": 2, "push_every": 2, "ahead": True}),
+    "async whose scripts raise in a group": (
+        "async",
+        {"batches": 5, "push_every": 2, "ahead": True, "raises": Raise(1, 3)},
+    ),
     "async that is left in a group": ("async", {"push_every": 3, "epochs": (Epoch(leave=Leave(4, True)), Epoch())}),
     "local steps whose tasks have one batch": ("local_sgd", {"local_steps": 1}),
     "local steps that are left in a task": ("local_sgd", {"epochs": (Epoch(leave=Leave(0, True)), Epoch())}),

@@ -11,11 +11,13 @@ from evergrad.messages import (
     AnyMessage,
     AsyncTask,
     Attempt,
+    Begin,
     Commit,
     Committed,
     EpochIs,
     EvalTask,
     InitTask,
+    MayBegin,
     Message,
     Over,
     Request,
@@ -67,6 +69,8 @@ class Watch:
         self.expected_models: dict[Call, dict] = {}
         self._world = world
         self._answers: dict[tuple[str, Request], list[bytes]] = {}
+        self._asked: dict[tuple[str, Request], MayBegin] = {}
+        self._done: dict[Attempt, int] = {}
         self._place: tuple = ()
         self._since_s = 0.0
         self._heard_s: dict[str, float] = defaultdict(lambda: world.clock.now_s)
@@ -75,6 +79,11 @@ class Watch:
 
     def sent(self, src: str, to: str, message: Message, frames: list[bytes]) -> None:
         """A message was sent."""
+        if isinstance(message, MayBegin):
+            self._asked[src, message.request] = message
+            self._done[message.attempt] = message.done
+        elif isinstance(message, Begin):
+            self._check_lead(self._asked[to, message.request])
         if src != MASTER or not isinstance(message, ANSWERS):
             return
         first = self._answers.setdefault((to, message.request), frames)
@@ -94,6 +103,15 @@ class Watch:
         self.attempts += isinstance(message, TASKS)
         if isinstance(message, EvalTask | SaveTask) and not self._world.plan.is_sync:
             self._note_model()
+
+    def _check_lead(self, ask: MayBegin) -> None:
+        """Who begins a batch has done at most so many more than others that hold a task truly have."""
+        update, epoch = self._world.plan.update, self._world.master_process.master._script.training.epoch
+        held = epoch.pace._held
+        done = {m: task.before + self._done.get(task.attempt, 0) for m, task in held.items()}
+        lead = held[ask.member].before + ask.done - min(done.values())
+        if lead > update.max_staleness:
+            self._world.fault(Kind.AHEAD, f"{ask.member} by {lead} batches")
 
     def _note_model(self) -> None:
         """In `Async` what is evaluated and saved is what there is when this begins and the initial values are there."""
