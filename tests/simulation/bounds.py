@@ -89,4 +89,5 @@ def _of_master(world: "World", master: Master) -> Iterator[Queue]:
     held = [holder for pool in pools for task in pool._tasks.values() for holder, _ in task.open.values()]
     yield "attempts open", len(held), len(set(held))
     yield "members with an attempt", len(set(held)), members
-    yield "attempts remembered", sum(len(pool._index_of) for pool in pools), world.watch.attempts
+    unsent = members  # a master that is frozen between two messages has decided on answers that it has not sent
+    yield "attempts remembered", sum(len(pool._index_of) for pool in pools), world.watch.attempts + unsent
