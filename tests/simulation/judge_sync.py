@@ -8,7 +8,7 @@ import numpy as np
 
 from evergrad.messages import Request
 
-from .arithmetic import Batch, contributes, initial_values, keys_of, raises
+from .arithmetic import Batch, batches_of, contributes, initial_values, is_skipped, keys_of, raises
 from .faults import Kind
 from .oracle import Call, contents, expected, tasks_of
 from .plan import APPLIED, COUNTED, Plan
@@ -63,7 +63,8 @@ def _may_have(plan: Plan, epoch: int, steps: int) -> bool:
     if plan.update.batches > 1:
         return steps in (leave.batch, leave.batch + 1)
     only = tasks_of(plan, epoch, leave.batch, 0)[0]
-    return steps == leave.batch + contributes(plan, only, is_left=True)
+    is_done = not is_skipped(plan, batches_of(plan, only)[0]) if plan.is_local else contributes(plan, only)
+    return steps == leave.batch + is_done
 
 
 def _each_step(plan: Plan, steps: tuple[int, ...]) -> Iterator[tuple[int, dict[int, Batch], bool]]:

@@ -249,7 +249,8 @@ class Plan:
         def rarely(value, otherwise, share=0.2):
             return value if rng.random() < share else otherwise
 
-        update = _drawn_update(rng, rng.choice(tuple(UpdateName)) if rule is None else rule)
+        name = rng.choice(tuple(UpdateName))  # drawn in any case, so that a seed's plan is the same if it is given
+        update = _drawn_update(rng, name if rule is None else rule)
         epochs = tuple(_drawn_epoch(rng) for _ in range(rng.choice((1, 2, 2, 3))))
         split = rng.randint(1, len(epochs))
         loops = (split, len(epochs) - split) if split < len(epochs) and rng.random() < 0.5 else (len(epochs),)

@@ -37,6 +37,11 @@ def test_a_seed_is_replayed_exactly_by_another_process():
     assert done.stdout.strip() == digest(3)
 
 
+def test_a_seed_has_the_same_schedule_where_its_rule_is_given():
+    drawn = Schedule.drawn(5)
+    assert Schedule.drawn(5, drawn.plan.update.name) == drawn
+
+
 def test_a_failure_names_its_seed_and_the_command_that_shows_it_again():
     silent = next(m for m in MUTATIONS if m.breaks == "the status says who is waited for")
     world = next(w for seed in SEEDS if (w := World(silent.schedule(seed), silent.roles).run()).faults)
