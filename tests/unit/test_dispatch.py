@@ -213,8 +213,15 @@ def test_fresh_tasks_are_those_never_handed_out(owners):
 def test_what_is_pending_is_younger_by_a_time_in_which_nobody_could_report():
     pool = pool_of(1)
     hand_out(pool, A, now=1.0)
-    pool.excuse(10.0)
+    pool.excuse(10.0, now=20.0)
     assert pool.pending() == {0: (A, 11.0)}
+
+
+def test_what_was_handed_out_at_the_end_of_such_a_time_is_new_and_not_from_later():
+    pool = pool_of(1)
+    hand_out(pool, A, now=19.0)
+    pool.excuse(10.0, now=20.0)
+    assert pool.pending() == {0: (A, 20.0)}
 
 
 def test_an_attempt_is_held_by_whom_it_was_handed_to_until_it_is_done_given_up_or_failed():

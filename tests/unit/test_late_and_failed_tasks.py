@@ -134,9 +134,18 @@ def test_a_time_in_which_nobody_could_report_makes_nothing_late():
     epoch = sync_epoch()
     first, _ = epoch.hand_out(A, now()), epoch.hand_out(B, now())
     epoch.finish(done(first), 1.0)
-    epoch.excuse(10.0)
+    epoch.excuse(10.0, 11.0)
     assert epoch.drop_late(11.9) == 0
     assert epoch.drop_late(12.1) == 2
+
+
+def test_a_task_handed_out_at_the_end_of_that_time_is_late_as_any_other():
+    epoch = sync_epoch()
+    first, _ = epoch.hand_out(A, now()), epoch.hand_out(B, now())
+    epoch.finish(done(first), 1.0)
+    epoch.excuse(10.0, 1.0)
+    assert epoch.drop_late(2.9) == 0
+    assert epoch.drop_late(3.1) == 2
 
 
 def test_without_the_option_nothing_is_ever_dropped():

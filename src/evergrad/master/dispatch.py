@@ -133,10 +133,10 @@ class TaskPool:
         for attempt in task.handed_out:
             del self._index_of[attempt]
 
-    def excuse(self, seconds: float) -> None:
-        """For so long nobody could report anything: what is pending is that much younger."""
+    def excuse(self, seconds: float, now: float) -> None:
+        """For so long until now nobody could report anything: what is pending is that much younger."""
         for task in self._tasks.values():
-            task.open = {attempt: (member, since + seconds) for attempt, (member, since) in task.open.items()}
+            task.open = {a: (member, min(since + seconds, now)) for a, (member, since) in task.open.items()}
 
     def left(self) -> set[int]:
         """The tasks that have been handed out and are not done. Cost: one step for each."""

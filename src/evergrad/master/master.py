@@ -169,7 +169,7 @@ class Master:
         if self._ticked_s is not None and now_s - self._ticked_s > PAUSE_S:
             self.members.excuse(now_s - self._ticked_s, now_s)
             if self._script is not None:
-                self._script.training.excuse(now_s - self._ticked_s)
+                self._script.training.excuse(now_s - self._ticked_s, now_s)
         self._ticked_s = now_s
         self.members.begin_leases(now_s)
         for dead in self.members.silent(now_s):

@@ -135,9 +135,9 @@ class Epoch(ABC):
         start, stop = self._samples(task)
         return Failed(task, self._where(task), times, max(stop - start - batches * self.data.batch_size, 0))
 
-    def excuse(self, seconds: float) -> None:
-        """For so long nobody could report anything."""
-        self._pool.excuse(seconds)
+    def excuse(self, seconds: float, now_s: float) -> None:
+        """For so long until now nobody could report anything."""
+        self._pool.excuse(seconds, now_s)
 
     def release(self, member: Member) -> None:
         """A member holds nothing any more."""
@@ -281,10 +281,10 @@ class SyncEpoch(Epoch):
         self._pool.set_aside(task)
         self._chosen[task] = None
 
-    def excuse(self, seconds: float) -> None:
+    def excuse(self, seconds: float, now_s: float) -> None:
         """What is late, too, is late by that much less."""
-        super().excuse(seconds)
-        self._first_s = {index: since + seconds for index, since in self._first_s.items()}
+        super().excuse(seconds, now_s)
+        self._first_s = {index: min(since + seconds, now_s) for index, since in self._first_s.items()}
 
     def _open_step(self) -> TaskPool:
         self._chosen, self._first_s, self._came = {}, {}, 0
@@ -445,10 +445,10 @@ class Training:
         """The pservers know that the epoch is over, if they have been told."""
         self._is_settled = self._is_told
 
-    def excuse(self, seconds: float) -> None:
-        """For so long nobody could report anything."""
+    def excuse(self, seconds: float, now_s: float) -> None:
+        """For so long until now nobody could report anything."""
         if self.epoch is not None:
-            self.epoch.excuse(seconds)
+            self.epoch.excuse(seconds, now_s)
 
     def open(self, number: int, data: DataSpec) -> Epoch:
         """Begin an epoch."""
