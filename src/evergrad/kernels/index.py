@@ -1,9 +1,10 @@
 """The hash index of a table: from key to row number, in one small region for each slot.
 
-All regions lie in one pool of entries (key, row). A region has a power of two of entries, is probed linearly and is
-replaced by one twice as large when about three quarters full, so growth moves a few entries at a time. A deleted entry
-leaves no mark: those behind it move up. A region that has become far too large is replaced by a smaller one. Freed
-regions are merged with their neighbours (a buddy system) and used again, and so are the numbers of deleted rows.
+All regions lie in one pool of entries (key, row). A region has a power of two of entries, is probed linearly from the
+beginning of a cache line on and is replaced by one twice as large when about three quarters full, so growth moves a few
+entries at a time. A deleted entry leaves no mark: those behind it move up. A region that has become far too large is
+replaced by a smaller one. Freed regions are merged with their neighbours (a buddy system) and used again, and so are
+the numbers of deleted rows.
 
 Invariants:
     1. A region of 2**c entries starts at a multiple of 2**c.
@@ -13,7 +14,8 @@ Invariants:
     4. A free region's first entry holds (next, previous) of the list of its class; `free_class` holds its class + 1
        at its first unit of `UNIT` entries and 0 everywhere else.
     5. The numbers 0 .. `pool[ROWS]` - 1 are those of the rows and the first `pool[FREE]` of `free_rows`, each once.
-    6. Between the home of an entry and the entry no entry is empty.
+    6. An entry's home is the first of a unit, and between it and the entry no entry is empty. So what is used of a unit
+       comes first in it.
 """
 
 from typing import NamedTuple

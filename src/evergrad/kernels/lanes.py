@@ -9,7 +9,7 @@ rounds to the nearest, ties to even, as torch and numpy do. With `jit.py` this i
 """
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import numpy as np
@@ -28,7 +28,8 @@ Lanes = np.float32
 Mask = np.bool_
 """Inside kernels: the result of comparing lanes."""
 Count = int | None
-"""How many of the lanes there are in an array: all (`None`), or that many from the first on."""
+"""How many numbers of a line there are in an array: all (`None`), or so many. Then they are in some of the lanes, in
+their order, and zeros are in the others."""
 Wired = NDArray[Any]
 """A flat array of numbers as the wire has them."""
 
@@ -220,36 +221,65 @@ def _address(context: Any, builder: Any, of: Any, array: Any, at: Any) -> Any:
     return builder.gep(context.make_array(of)(context, builder, array).data, [at])
 
 
-def _below(builder: Any, count: Any) -> Any:
-    """Which lanes are those before the `count`-th."""
-    numbers = ir.Constant(_word, list(range(WIDTH)))
-    return builder.icmp_signed("<", numbers, _all(builder, _word, builder.trunc(count, _lane)))
-
-
-_VECTORS = {f32: (_float, "v16f32"), f64: (_double, "v16f64"), u16: (_half, "v16i16"), i16: (_half, "v16i16")}
-"""What a line of an array is read by, and LLVM's name for that."""
+_VECTORS = {f32: _float, f64: _double, u16: _half, i16: _half}
+"""What a line of an array is read by."""
 
 
 def _get(builder: Any, dtype: Any, address: Any, count: Any) -> Any:
     """A line of an array wherever it lies, in a network's buffer too; `count` is None for all of it."""
-    vector, name = _VECTORS[dtype]
-    pointer = builder.bitcast(address, vector.as_pointer())
+    vector = _VECTORS[dtype]
     if count is None:
-        line = builder.load(pointer)
-        line.align = 1
-        return line
-    mask, nothing = _below(builder, count), ir.Constant(vector, None)
-    return _call(builder, f"llvm.masked.load.{name}.p0", vector, pointer, _lane(1), mask, nothing)
+        return _piece_at(builder, address, vector)
+    line = ir.Constant(vector, None)
+    for size, first, at, is_there in _pieces(builder, count):
+        before = builder.block
+        with builder.if_then(is_there):
+            piece = _piece_at(builder, builder.gep(address, [at]), ir.VectorType(vector.element, size))
+            spread = [n if n < size else 0 for n in range(WIDTH)]
+            piece = builder.shuffle_vector(piece, piece, ir.Constant(_word, spread))
+            mixed = [WIDTH + n - first if first <= n < first + size else n for n in range(WIDTH)]
+            with_it = builder.shuffle_vector(line, piece, ir.Constant(_word, mixed))
+            inside = builder.block
+        merged = builder.phi(vector)
+        merged.add_incoming(line, before)
+        merged.add_incoming(with_it, inside)
+        line = merged
+    return line
 
 
 def _put(builder: Any, dtype: Any, address: Any, count: Any, line: Any) -> None:
-    vector, name = _VECTORS[dtype]
-    pointer = builder.bitcast(address, vector.as_pointer())
     if count is None:
-        builder.store(line, pointer, align=1)
-    else:
-        mask = _below(builder, count)
-        _call(builder, f"llvm.masked.store.{name}.p0", ir.VoidType(), line, pointer, _lane(1), mask)
+        builder.store(line, builder.bitcast(address, line.type.as_pointer()), align=1)
+        return
+    for size, first, at, is_there in _pieces(builder, count):
+        with builder.if_then(is_there):
+            lanes = ir.Constant(ir.VectorType(_lane, size), [first + n for n in range(size)])
+            piece = builder.shuffle_vector(line, line, lanes)
+            builder.store(piece, builder.bitcast(builder.gep(address, [at]), piece.type.as_pointer()), align=1)
+
+
+def _piece_at(builder: Any, address: Any, vector: Any) -> Any:
+    piece = builder.load(builder.bitcast(address, vector.as_pointer()))
+    piece.align = 1
+    return piece
+
+
+def _pieces(builder: Any, count: Any) -> Iterator[tuple[int, int, Any, Any]]:
+    """What remains of fewer numbers than a line has: 8, 4, 2 and 1 of them, each in lanes of its own.
+
+    For each its size, first lane, place in the array and whether it is there. Reading a whole line and hiding what is
+    too much would wait for the cache line behind a row, which nobody has asked for in advance.
+    """
+    first = 0
+    for size in (8, 4, 2, 1):
+        bit = builder.and_(count, count.type(size))
+        yield (
+            size,
+            first,
+            builder.and_(count, count.type(WIDTH - 2 * size)),
+            builder.icmp_signed("!=", bit, bit.type(0)),
+        )
+        first += size
 
 
 @intrinsic
@@ -263,7 +293,7 @@ def _load(typing_context: Any, array: Any, at: Any, count: Any) -> Any:
 
 
 load = cast(Callable[[Wired, int, Count], Lanes], _load)
-"""Inside kernels only: the numbers of a flat array from `at` on; lanes beyond `count` are zero."""
+"""Inside kernels only: `count` numbers of a flat array from `at` on."""
 
 
 @intrinsic
@@ -278,7 +308,7 @@ def _store(typing_context: Any, array: Any, at: Any, count: Any, lanes: Any) -> 
 
 
 store = cast(Callable[[Wired, int, Count, Lanes], None], _store)
-"""Inside kernels only: write the first `count` lanes to a flat array from `at` on."""
+"""Inside kernels only: write them to a flat array from `at` on, where `count` is what it was when they were read."""
 
 
 @inline
@@ -308,7 +338,7 @@ def _add_products(typing_context: Any, sums: Any, at: Any, count: Any, lanes: An
 
 
 add_products = cast(Callable[[NDArray[np.float64], int, Count, Lanes, float], None], _add_products)
-"""Inside kernels only: `sums[at + k] += factor * lanes[k]`, both rounded, for the first `count` lanes."""
+"""Inside kernels only: to `count` sums from `at` on add the numbers times a factor, both rounded."""
 
 
 @intrinsic
