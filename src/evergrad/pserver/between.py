@@ -16,9 +16,9 @@ log = logging.getLogger("evergrad.pserver")
 SLICE_BYTES = 1 << 19
 """So much is copied for a checkpoint before requests are looked at again: about half a millisecond."""
 SHARE = 0.05
-"""While trainers ask for something, copying takes so much of the loop's time and writing of each other processor's ..."""
+"""While trainers ask for something, copying takes so much of the loop's time, and writing of each other processor's;"""
 QUIET_S = 0.2
-"""... and both take all there is when none has asked for so long."""
+"""both take what they can when none has asked for so long."""
 LOOK_S = 0.005
 """How often to look whether a thread is ready for more."""
 
