@@ -11,6 +11,8 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+import auc
+import checkpoints
 import click
 import remote
 import rules
@@ -33,6 +35,8 @@ SECTIONS: dict[str, Callable[[bool], Figures]] = {
     "remote": remote.figures,
     "click": click.figures,
     "trouble": trouble.figures,
+    "checkpoints": checkpoints.figures,
+    "auc": auc.figures,
 }
 
 

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from evergrad.checkpoint.catalogue import Entry, choose, entries, entry, serials, split
-from evergrad.checkpoint.layout import serial_of
+from evergrad.checkpoint.layout import folder_of, serial_of
 from evergrad.checkpoint.manifest import Manifest
 from evergrad.checkpoint.retention import remove, remove_interrupted
 from evergrad.checkpoint.storage import IMPATIENT, Storage
@@ -120,7 +120,7 @@ def rm(
         if serial not in serials(storage):
             raise ConfigError(f"there is no checkpoint {serial} in {storage.url}")
         remove(storage, serial)
-        kept = serial in serials(storage)
+        kept = storage.sizes(folder_of(serial))
         print(f"removed checkpoint {serial}" + ("; other files in its folder stay" if kept else ""))
 
 
@@ -219,6 +219,8 @@ def _described(storage: Storage, m: Manifest) -> Iterable[str]:
         yield f"  {len(group.parameters)} parameters and buffers, {group.size:,} numbers, {what}"
     for epoch, metrics in sorted(m.metrics.items()):
         yield f"  epoch {epoch}: " + "  ".join(f"{name} {value:.5g}" for name, value in metrics.items())
+    if m.best is not None:
+        yield f"  best= makes {m.best:.5g} of it, and less is better"
 
 
 def _table(lines: Sequence[Sequence[str]]) -> Iterable[str]:

@@ -109,6 +109,36 @@ if not once.exists():
     assert "restarts: trainer-0 1x" in job.text
 
 
+def test_a_process_kept_ready_takes_the_place_of_a_trainer_that_died(start: Start, eventually: Eventually) -> None:
+    job = start("import os; print('here', os.getpid(), flush=True)\n" + IDLE, "--trainers", "2", "--standby")
+    standbys = job.folder / "standbys"
+    eventually(lambda: "trainer-1 | here" in job.text)
+    for number in range(2):
+        eventually(lambda n=number: standbys.exists() and len(standbys.read_text().split()) == n + 1)
+        ready, old = standbys.read_text().split()[number], job.pid("trainer-1")
+        os.kill(old, signal.SIGKILL)
+        eventually(lambda r=ready: f"trainer-1 | here {r}\n" in job.text)
+        eventually(lambda o=old: f"exited trainer-1 {o}" in job.told)
+    assert (job.logs / "trainer-1.log").read_text().count("here") == 3
+    (job.folder / "end").touch()
+    assert job.wait() == 0, job.text
+    assert "restarts: trainer-1 2x" in job.text
+
+
+def test_a_process_kept_ready_that_dies_ends_nothing_and_one_that_is_never_needed_is_ended(
+    start: Start, eventually: Eventually
+) -> None:
+    job = start(IDLE, "--standby")
+    standbys = job.folder / "standbys"
+    eventually(lambda: "| ready" in job.text and standbys.exists() and standbys.read_text())
+    (dead,) = map(int, standbys.read_text().split())
+    os.kill(dead, signal.SIGKILL)
+    os.kill(job.pid("trainer-0"), signal.SIGKILL)
+    eventually(lambda: job.text.count("| ready") == 2)
+    (job.folder / "end").touch()
+    assert job.wait() == 0, job.text
+
+
 def test_a_trainer_that_dies_again_and_again_ends_the_job(start: Start) -> None:
     job = start("import os; os._exit(9)", "--max-restarts", "1")
     assert job.wait() == 1
@@ -117,15 +147,15 @@ def test_a_trainer_that_dies_again_and_again_ends_the_job(start: Start) -> None:
 
 
 @pytest.mark.parametrize("victim", ["pserver-0", "master"])
-def test_a_dead_pserver_or_master_ends_the_job_with_one_sentence(
+def test_a_dead_pserver_or_master_that_may_not_be_restarted_ends_the_job_with_one_sentence(
     start: Start, eventually: Eventually, victim: str
 ) -> None:
-    job = start(IDLE)
+    job = start(IDLE, "--max-restarts", "0")
     eventually(lambda: "ready" in job.text and (job.folder / "pserver-0.pid").exists())
     pid = job.pid(victim) if victim != "master" else next(p.pid for p in job.processes() if "master" in p.cmdline())
     os.kill(pid, signal.SIGKILL)
     assert job.wait() == 1
-    sentence = f"{victim} (pid {pid}) was killed by SIGKILL, and what it held in memory is lost; see "
+    sentence = f"{victim} (pid {pid}) was killed by SIGKILL; see "
     assert job.text.count(sentence) == 1
     assert f"{victim}.log" in job.text
 
@@ -158,7 +188,8 @@ def test_a_signal_lets_the_trainers_leave_before_the_job_is_stopped(
     eventually(lambda: job.text.count("ready") == 2)
     job.popen.send_signal(number)
     assert job.wait() == status
-    assert [line.split()[0] for line in dict.fromkeys(job.told)] == ["exited", "exited", "stop"]
+    told = [line.split()[0] for line in dict.fromkeys(job.told)]
+    assert told[:3] == ["exited", "exited", "stop"]  # then the pserver, which leaves with the job
     assert "The job was stopped." in job.text
 
 

@@ -33,7 +33,7 @@ def said(pattern: str, text: str) -> list[int]:
 def test_steps_are_committed_without_batches_that_are_late_and_what_was_dropped_is_counted(tmp_path: Path) -> None:
     samples, options = 240, "{'batches_per_step': 2, 'drop_after': 0.5}"
     args = ("--rule", "Sync", "--with", options, "--samples", samples, "--batch-size", 4, "--epochs", 1)
-    slow = ("--out", tmp_path / "model", "--pause", 0.01, "--slow", "trainer-1", "--slow-for", 2.0)
+    slow = ("--out", tmp_path / "model", "--pause", 0.01, "--slow-trainer", "trainer-1", "--slow-for", 2.0)
     with Launched(tmp_path, MARKS, *args, *slow, pservers=2, trainers=2) as job:
         assert job.wait() == 0, job.text
         assert "The job ended well." in job.text
@@ -62,7 +62,7 @@ def test_a_task_in_which_the_script_raises_is_set_aside_and_the_job_ends_with_st
         assert job.wait() == 1, job.text
         assert re.search(r"set aside: epoch 0, step \d, task \d \(8 samples\): ValueError: sample 7 is bad", job.text)
         assert "the script raised in 1 task until they were set aside, and 8 samples were left out" in job.text
-        assert job.text.count("left since its script raised; it starts again in 0.5 s") == 2
+        assert job.text.count("asked to be started again; it starts again in 0.5 s") == 2
         assert "Traceback" not in job.text
         assert job.log("master").count("ValueError: sample 7 is bad") >= 2
         assert "marks.py" in job.log("master")
@@ -81,29 +81,12 @@ def test_data_that_cannot_be_read_leaves_out_the_rest_of_its_task(tmp_path: Path
         (left_out,) = said(
             r"set aside: epoch 0, task \d \((\d+) samples\): DataError: sample 50 cannot be read", job.text
         )
-        assert job.text.count("left since its script raised") >= 2
+        assert job.text.count("asked to be started again") >= 2
     shares, updates = marks(tmp_path / "model", samples)
     assert (shares == 0).sum() == left_out
     assert left_out in (4, 8, 12)
     assert shares[50] == 0
     assert updates == 24 - left_out // 4
-
-
-def test_a_script_that_always_raises_ends_the_job_after_a_few_attempts(tmp_path: Path) -> None:
-    script = tmp_path / "wrong.py"
-    script.write_text(MARKS.read_text().replace("if options.raise_at in batch", "if 'x' not in batch"))
-    args = ("--rule", "Sync", "--out", tmp_path / "model", "--samples", 32)
-    environment = os.environ.get("PYTHONPATH", "")
-    os.environ["PYTHONPATH"] = f"{SCRIPTS}{os.pathsep}{environment}"
-    try:
-        with Launched(tmp_path, script, *args, trainers=2) as job:
-            assert job.wait() == 1, job.text
-            assert "the script has raised 4 times and not done a single task; the last time, in trainer-" in job.text
-            assert job.text.count("Traceback") == 1
-            assert 'wrong.py", line' in job.text
-    finally:
-        os.environ["PYTHONPATH"] = environment
-    assert not (tmp_path / "model").exists()
 
 
 # -- bounded staleness -------------------------------------------------------------------------------------------------
@@ -126,14 +109,14 @@ def leads(course: Path) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize(("most", "ahead"), [(0, False), (2, False), (2, True)])
+@pytest.mark.parametrize(("most", "ahead"), [(0, False), (2, True)])
 def test_a_fast_trainer_waits_for_a_slow_one_and_the_status_says_so(
     tmp_path: Path, go: Path, most: int, ahead: bool
 ) -> None:
-    samples, course = 320, tmp_path / "course"
+    samples, course = 160, tmp_path / "course"
     options = f"{{'batches_per_task': 5, 'max_staleness': {most}, 'ahead': {ahead}}}"
     args = ("--rule", "Async", "--with", options, "--samples", samples, "--batch-size", 8, "--epochs", 1)
-    slow = ("--out", tmp_path / "model", "--course", course, "--slow", "trainer-1", "--hold", f"epoch:0={go}")
+    slow = ("--out", tmp_path / "model", "--course", course, "--slow-trainer", "trainer-1", "--hold", f"epoch:0={go}")
     with Launched(tmp_path, MARKS, *args, *slow, pservers=2, trainers=2) as job:
         until(lambda: len(reached(go)) == 2, "both to be in their first batch")
         go.touch()
@@ -144,7 +127,7 @@ def test_a_fast_trainer_waits_for_a_slow_one_and_the_status_says_so(
     assert max(leads(course)) == most
     shares, updates = marks(tmp_path / "model", samples)
     assert (shares == 1).all()
-    assert updates == 40
+    assert updates == 20
 
 
 def test_a_frozen_trainer_holds_the_others_up_for_no_longer_than_its_lease(tmp_path: Path, go: Path) -> None:

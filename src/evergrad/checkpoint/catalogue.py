@@ -4,8 +4,8 @@ import re
 from collections.abc import Callable, Container, Iterator
 from typing import NamedTuple
 
-from evergrad.checkpoint.layout import MANIFEST, folder_of, serial_of
-from evergrad.checkpoint.manifest import Manifest, read_manifest
+from evergrad.checkpoint.layout import MANIFEST, METRICS, folder_of, serial_of
+from evergrad.checkpoint.manifest import Manifest, read_manifest, with_metrics
 from evergrad.checkpoint.storage import Storage, absolute_url, missing
 from evergrad.errors import CheckpointError, ConfigError
 
@@ -29,14 +29,22 @@ def serials(storage: Storage) -> list[int]:
 
 
 def entries(storage: Storage) -> list[Entry]:
-    """All checkpoints, by serial ascending; one listing and one small file each."""
-    return [entry(storage, serial) for serial in serials(storage)]
+    """All checkpoints with files, by serial ascending; one listing and one small file each."""
+    found = ((serial, _sizes(storage, serial)) for serial in serials(storage))
+    return [_entry(storage, serial, sizes) for serial, sizes in found if sizes]
 
 
 def entry(storage: Storage, serial: int) -> Entry:
     """A checkpoint: its manifest if that is right and all files are there in their sizes, or the problem."""
+    return _entry(storage, serial, _sizes(storage, serial))
+
+
+def _sizes(storage: Storage, serial: int) -> dict[str, int]:
     folder = folder_of(serial)
-    sizes = {path.removeprefix(f"{folder}/"): size for path, size in storage.sizes(folder).items()}
+    return {path.removeprefix(f"{folder}/"): size for path, size in storage.sizes(folder).items()}
+
+
+def _entry(storage: Storage, serial: int, sizes: dict[str, int]) -> Entry:
     if MANIFEST not in sizes:
         return Entry(serial, None, "the save was interrupted: there is no manifest", is_interrupted=True)
     try:
@@ -44,7 +52,9 @@ def entry(storage: Storage, serial: int) -> Entry:
     except CheckpointError as exc:
         return Entry(serial, None, str(exc))
     wrong = missing(sizes, {file.path: file.bytes for file in manifest.files})
-    return Entry(serial, None, f"{storage.where(folder)}/{wrong}") if wrong else Entry(serial, manifest, None)
+    if wrong is not None:
+        return Entry(serial, None, f"{storage.where(folder_of(serial))}/{wrong}")
+    return Entry(serial, with_metrics(storage, manifest) if METRICS in sizes else manifest, None)
 
 
 def good(storage: Storage, serial: int) -> Manifest:

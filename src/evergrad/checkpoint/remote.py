@@ -15,7 +15,7 @@ OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss"}
 EXTRAS = {"s3": "s3", "s3a": "s3"}
 """Which extra of this package brings what a scheme needs."""
 OPTIONS: dict[str, dict[str, Any]] = {
-    # retried by `Storage` alone; a reply may take as long as 64 MB on a slow line
+    # retried by `Storage` alone; a reply may take as long as a file on a slow line
     "s3": {"config_kwargs": {"retries": {"total_max_attempts": 1}, "connect_timeout": 10, "read_timeout": 120}},
 }
 
@@ -86,6 +86,7 @@ class Remote:
                 yield file
             except BaseException:
                 file.discard()
+                file.closed = True  # or it is written all the same when it is forgotten
                 raise
             file.close()
             file.commit()
@@ -96,7 +97,7 @@ class Remote:
             found = self._fs.find(self._at(folder), detail=True)
         except FileNotFoundError:
             return {}
-        return {self._relative(path): int(info["size"]) for path, info in found.items() if not path.endswith("/")}
+        return {self._relative(path): int(info["size"]) for path, info in found.items() if info["type"] == "file"}
 
     def folders(self) -> list[str]:
         """The folders right below the URL."""
@@ -113,7 +114,7 @@ class Remote:
 
     def remove_if_empty(self, folder: str) -> None:
         """Remove a folder with nothing in it; in an object store there is none."""
-        with suppress(FileNotFoundError, OSError):
+        with suppress(OSError):
             if not self._is_whole and not self._fs.ls(self._at(folder), detail=False):
                 self._fs.rmdir(self._at(folder))
 

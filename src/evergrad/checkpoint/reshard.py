@@ -23,7 +23,7 @@ def reshard(storage: Storage, manifest: Manifest, target: Storage, places: int) 
     Raises:
         ConfigError: there is one of that serial already.
         CheckpointError: the checkpoint is not as it was written; nothing is left behind.
-    Memory: two files, and a piece.
+    Memory: two files and a piece.
     """
     if manifest.serial in serials(target):
         raise ConfigError(f"{target.url} holds a checkpoint {manifest.serial} already; give another place")

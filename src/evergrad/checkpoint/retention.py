@@ -54,7 +54,7 @@ def remove(storage: Storage, serial: int) -> None:
 
 
 def remove_interrupted(storage: Storage, before: int) -> list[int]:
-    """Remove what interrupted saves have left whose serials are less than `before`; returns these.
+    """Remove what interrupted saves whose serials are less than `before` have left; returns those that left files.
 
     A job that saves passes the serial it is writing or has written last, so that nothing under way is touched.
     """
@@ -64,7 +64,9 @@ def remove_interrupted(storage: Storage, before: int) -> list[int]:
         if serial is None or serial >= before:
             continue
         inside = [path.removeprefix(f"{folder}/") for path in storage.sizes(folder)]
-        if MANIFEST not in inside and (not inside or any(map(is_ours, inside))):
+        if not inside:
+            storage.remove_if_empty(folder)
+        elif MANIFEST not in inside and any(map(is_ours, inside)):
             remove(storage, serial)
             removed.append(serial)
     return sorted(removed)

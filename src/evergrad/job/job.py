@@ -19,18 +19,20 @@ from evergrad.checkpoint.model import new_model
 from evergrad.checkpoint.plan import Checkpoints
 from evergrad.checkpoint.storage import absolute_url
 from evergrad.checks import whole_number
-from evergrad.data.dataset import Dataset
+from evergrad.data.dataset import Dataset, reads_anywhere
 from evergrad.data.order import epoch_order
 from evergrad.errors import ConfigError, EvergradError
+from evergrad.heap import keep_freed_memory
+from evergrad.job.ahead import Ahead, Reader
 from evergrad.job.alignment import aligned
 from evergrad.job.arguments import added, data_of, folder_of, frames_to_the_script, numbers_of, partials, seed_of
 from evergrad.job.asynchronous import AsyncTasks
-from evergrad.job.batch import Fetched, OpenBatch, seed_generators
+from evergrad.job.batch import Fetched, OpenBatch, Read, seed_generators
 from evergrad.job.bound import BoundModel, Version
 from evergrad.job.dense import NotFinite, Rules
+from evergrad.job.held_rows import HeldRows
 from evergrad.job.numerics import fingerprint
 from evergrad.job.optimizer import JobOptimizer
-from evergrad.job.rows import HeldRows
 from evergrad.job.saving import save_tables
 from evergrad.messages import (
     INIT_STEP,
@@ -38,7 +40,6 @@ from evergrad.messages import (
     AsyncTask,
     BreakDone,
     DataSpec,
-    Done,
     EpochIs,
     EvalDone,
     EvalTask,
@@ -103,6 +104,7 @@ def init(
     if wire not in list(Wire):
         raise ConfigError(f"wire is {wire!r}; give one of {', '.join(Wire)}")
     torch.set_num_threads(threads)
+    keep_freed_memory()
     if not isinstance(checkpoints, Checkpoints | None):
         raise ConfigError(f"checkpoints is {checkpoints!r}; give eg.Checkpoints(url, ...)")
     offer = Offer("", checkpoints.spec() if checkpoints else None, absolute_url(warm_start) if warm_start else None)
@@ -150,7 +152,6 @@ class Job:
         self._epoch: int | None = None
         self._trained_epoch: int | None = None
         self._calls: Counter[tuple[str, int]] = Counter()
-        self._done: Done | None = None
         self._batch: OpenBatch | None = None
         self._is_evaluating = False
         self._loop: Callable[[], Batches | None] = lambda: None
@@ -213,8 +214,8 @@ class Job:
                 self._session.inside = f"in the middle of epoch {epoch - first}"
                 yield epoch - first
         except GeneratorExit:
-            last = self._done.last if isinstance(self._done, BreakDone) else None
-            self._done = BreakDone(epoch, self._until, last)
+            done = self._session.done
+            self._session.done = BreakDone(epoch, self._until, done.last if isinstance(done, BreakDone) else None)
         finally:
             self._epoch, self._place, self._session.inside = None, self._until, ""
 
@@ -246,6 +247,7 @@ class Job:
         return loop
 
     def _batches(self, epoch: int, data: Dataset, spec: DataSpec, shuffle: bool) -> Batches:
+        reader = Reader()
         try:
             while True:
                 task = self._ask(WantBatch(epoch, spec))
@@ -257,13 +259,15 @@ class Job:
                     case SyncTask():
                         yield from self._sync_task(task, data, spec, shuffle)
                     case AsyncTask():
-                        yield from self._async_task(task, data, spec, shuffle)
+                        yield from self._async_task(task, data, spec, shuffle, reader)
                     case Over():
                         return
         except BaseException:
-            self._done = BreakDone(epoch, 0, self._done if isinstance(self._done, TrainDone) else None)
+            done = self._session.done
+            self._session.done = BreakDone(epoch, 0, done if isinstance(done, TrainDone) else None)
             raise
         finally:
+            reader.close()
             self._close_batch()
 
     def _sync_task(self, task: SyncTask, data: Dataset, spec: DataSpec, shuffle: bool) -> Batches:
@@ -284,7 +288,7 @@ class Job:
             raise
         finally:
             if is_done and not batch.is_void:
-                self._done = TrainDone(task.generation, task.attempt, batch.contributed, batch.metrics)
+                self._session.done = TrainDone(task.generation, task.attempt, batch.contributed, batch.metrics)
 
     def _local_task(self, task: SyncTask, data: Dataset, spec: DataSpec, shuffle: bool) -> Batches:
         """The batches of a task, each a step taken here; what they come to is handed in at the end, or at a `break`."""
@@ -303,10 +307,10 @@ class Job:
                     self._warn_if_no_step(batch)
                 finally:
                     metrics = added(metrics, batch.metrics)
-            self._done = self._hand_in(task, metrics)
+            self._session.done = self._hand_in(task, metrics)
         except GeneratorExit:
             if local.samples:
-                self._done = self._hand_in(task, metrics)
+                self._session.done = self._hand_in(task, metrics)
             raise
         except Void:
             return
@@ -324,17 +328,22 @@ class Job:
             self._warn(f"the batches of a task were left out: {exc}")
         return TrainDone(task.generation, task.attempt, contributed, metrics)
 
-    def _async_task(self, task: AsyncTask, data: Dataset, spec: DataSpec, shuffle: bool) -> Batches:
+    def _async_task(self, task: AsyncTask, data: Dataset, spec: DataSpec, shuffle: bool, reader: Reader) -> Batches:
         ids = epoch_order(spec.samples, self._schema.seed, task.epoch, np.arange(task.start, task.stop), shuffle)
+        at = Version(task.generation, NEWEST)
 
-        def fetch(number: int, held: HeldRows | None) -> Fetched:
+        def read(number: int) -> Read:
             part = ids[number * spec.batch_size : (number + 1) * spec.batch_size]
             seed = self._mixed_seed("task", task.epoch, task.first + number, 0)
-            return self._fetch(Version(task.generation, NEWEST), data, part, seed, training=True, held=held)
+            return self._read(at, data, part, seed, training=True)
 
-        metrics = yield from self._async.run(task, self._schema, -(-ids.size // spec.batch_size), fetch)
+        def request(read: Read, held: HeldRows | None) -> Fetched:
+            return self._request(at, read, training=True, held=held)
+
+        reading = Ahead(read, -(-ids.size // spec.batch_size), reader if reads_anywhere(data) else None)
+        metrics = yield from self._async.run(task, self._schema, reading, request)
         if metrics is not None:
-            self._done = TrainDone(task.generation, task.attempt, True, metrics)
+            self._session.done = TrainDone(task.generation, task.attempt, True, metrics)
 
     def evaluate(self, fn: Callable[[Any], Mapping[str, Any]], dataset: object, batch_size: int) -> dict[str, Any]:
         """Evaluate the model as it is now, the work shared out among the trainers; all get the same totals.
@@ -385,11 +394,11 @@ class Job:
             return
         except (Exception, KeyboardInterrupt) as exc:
             failure = f"evaluate: {type(exc).__name__} on one of the trainers: {exc}"
-            self._done = EvalDone(task.generation, task.attempt, {}, failure)
+            self._session.done = EvalDone(task.generation, task.attempt, {}, failure)
             raise
         finally:
             self._is_evaluating = False
-        self._done = EvalDone(task.generation, task.attempt, totals)
+        self._session.done = EvalDone(task.generation, task.attempt, totals)
 
     def report(self, metrics: Mapping[str, Any]) -> None:
         """Show metrics: inside `batches` of the present batch (means of the epoch are shown), else of the epoch."""
@@ -451,7 +460,7 @@ class Job:
             if isinstance(answer, Over):
                 return
             if isinstance(answer, SaveTask):
-                self._done = self._save(answer, target)
+                self._session.done = self._save(answer, target)
 
     def _save(self, task: SaveTask, path: Path) -> SaveDone | None:
         """Save; returns what to report, or None if it falls to another trainer."""
@@ -513,11 +522,10 @@ class Job:
         self._close_batch()
         self._session.task = None
         while True:
-            done, self._done = self._done, None
-            answer = self._session.driver.run(self._session.trainer.ask(want, done))
+            answer = self._session.ask(want)
             if not isinstance(answer, InitTask):
                 return answer
-            self._done = self._hand_in_initial(answer)
+            self._session.done = self._hand_in_initial(answer)
 
     def _hand_in_initial(self, task: InitTask) -> TrainDone | None:
         bound = self._check_bound("init")
@@ -528,22 +536,20 @@ class Job:
             return None
         return TrainDone(task.generation, task.attempt, True, {})
 
-    def _fetch(
-        self,
-        at: Version,
-        data: Dataset,
-        ids: NDArray[np.int64],
-        seed: int,
-        training: bool,
-        held: HeldRows | None = None,
-    ) -> "Fetched":
-        """Fetch a batch and ask for what it needs of the model, but for what is held."""
-        bound = self._check_bound("batches")
-        seed_generators(seed)
-        batch = aligned(data.fetch(ids))
-        return Fetched(batch, bound.request(at, batch, training, held), seed, ids.size)
+    def _fetch(self, at: Version, data: Dataset, ids: NDArray[np.int64], seed: int, training: bool) -> Fetched:
+        """Fetch a batch and ask for what it needs of the model."""
+        return self._request(at, self._read(at, data, ids, seed, training), training)
 
-    def _enter(self, batch: "OpenBatch | None", fetched: "Fetched") -> Any:
+    def _read(self, at: Version, data: Dataset, ids: NDArray[np.int64], seed: int, training: bool) -> Read:
+        if not reads_anywhere(data):
+            seed_generators(seed)
+        batch = aligned(data.fetch(ids))
+        return Read(batch, self._check_bound("batches").rows_of(at, batch, training), seed, ids.size)
+
+    def _request(self, at: Version, read: Read, training: bool, held: HeldRows | None = None) -> Fetched:
+        return Fetched(read, self._check_bound("batches").request(at, read.rows, training, held))
+
+    def _enter(self, batch: "OpenBatch | None", fetched: Fetched) -> Any:
         """Put what a batch needs into the model; raises `Void` if the version has passed."""
         bound = self._check_bound("batches")
         assert self._optimizer is not None
@@ -551,8 +557,8 @@ class Job:
         if batch is not None:
             self._optimizer.at_step(batch.step)
         self._batch = batch
-        seed_generators(fetched.seed + 1)
-        return fetched.batch
+        seed_generators(fetched.read.seed + 1)
+        return fetched.read.batch
 
     def _close_batch(self) -> None:
         self._batch = None

@@ -85,7 +85,7 @@ class Generations:
         self.at, self.source, self.pservers, self._replies = at, source, None, None
 
     def start(self, schema: Schema, checkpoints: str | None) -> None:
-        """The record names it: the pservers may be told, and where they write their parts of checkpoints to."""
+        """The record names it: the pservers may be told, and where checkpoints go."""
         self.pservers = Pservers(self._term, self.number, self.at, schema, self.source, checkpoints)
 
     # -- a new master --------------------------------------------------------------------------------------------------
@@ -116,7 +116,7 @@ class Generations:
     def go_on(self, schema: Schema, found: Found, last: Commit | None) -> None:
         """They hold it; the last commit is told again, since it may have reached only some."""
         self._replies = None
-        self.pservers = Pservers(self._term, self.number, self.at, schema, self.source, are_restored=True)
+        self.pservers = Pservers(self._term, self.number, self.at, schema, self.source, None, are_restored=True)
         if last is not None:
             self.pservers.tell(msgspec.structs.replace(last, term=self._term, serial=None))
 

@@ -6,12 +6,13 @@ is who may say what.
 """
 
 from collections import Counter
+from typing import NamedTuple
 
 from evergrad.master.errands import Errand, Result
 from evergrad.master.failures import Failures
 from evergrad.master.members import Members, MemberState
 from evergrad.master.overview import Overview
-from evergrad.master.progress import Progress
+from evergrad.master.progress import Event, Progress
 from evergrad.master.record import Record
 from evergrad.master.recovery import Recovery
 from evergrad.master.schema import difference
@@ -63,6 +64,7 @@ from evergrad.messages import (
     Term,
     TrainDone,
     Unknown,
+    WantBatch,
     WantEnd,
     Written,
 )
@@ -74,6 +76,14 @@ REPLACE_S = 2.0
 """A process at a place already taken gets it when the one there is silent for so long, and is refused otherwise."""
 
 FromMember = Heartbeat | Leave | Agree | Ask | MayBegin | AskLeader | AskCheckpoint | ReportMetrics
+
+
+class _Stopping(NamedTuple):
+    """The job is to end with this failure, at the latest by then; once there is a checkpoint begun after this one."""
+
+    failure: str | None
+    until_s: float
+    begun: int
 
 
 class Master:
@@ -89,7 +99,7 @@ class Master:
        another batch it asks besides, and is answered by what holds then.
     2. `failure` is set once, with `is_over`; from then on every request is answered with it.
     3. An answer that follows from a change of the record goes out when the record is written, and no other ask is
-       answered before.
+       answered before. So does the answer to a report of metrics.
     """
 
     def __init__(self, settings: Settings, term: Term = FIRST_TERM, record: Record | None = None) -> None:
@@ -108,8 +118,9 @@ class Master:
         self._held: tuple[Member, Message] | None = None
         self._pausing: dict[Member, tuple[str, MayBegin, float]] = {}
         self._knocking: dict[Member, float] = {}
+        self._reported: dict[Member, tuple[str, Noted]] = {}
         self._start_again: set[Member] = set()
-        self._stopping: tuple[str, float] | None = None
+        self._stopping: _Stopping | None = None
         self._ticked_s: float | None = None
         if record is not None:
             self._recovery.adopt(record)
@@ -156,7 +167,7 @@ class Master:
         A tick that comes late shows that this process was paused, in which time it heard nobody.
         """
         if self._ticked_s is not None and now_s - self._ticked_s > PAUSE_S:
-            self.members.excuse(now_s - self._ticked_s)
+            self.members.excuse(now_s - self._ticked_s, now_s)
             if self._script is not None:
                 self._script.training.excuse(now_s - self._ticked_s)
         self._ticked_s = now_s
@@ -187,6 +198,9 @@ class Master:
             self._recovery.cut(self._stopping is not None, now_s)
             self._end_if_due(now_s)
         self._recovery.record()
+        if self._recovery.is_all_recorded:
+            sends += [Send(src, noted) for src, noted in self._reported.values()]
+            self._reported.clear()
         sends += self._answers(now_s)
         if self._script is not None:
             sends += self._let_begin(self._script)
@@ -200,7 +214,7 @@ class Master:
 
     def _answers(self, now_s: float) -> list[Send]:
         """Invariant 3."""
-        sends = self._release_held()
+        sends = self._release_held(now_s)
         for member, (_, message) in list(self._waiting.items()):
             if self._held is not None or not self._recovery.is_recorded:
                 break
@@ -209,10 +223,10 @@ class Master:
                 continue
             self._recovery.record()
             self._held = member, answered
-            sends += self._release_held()
+            sends += self._release_held(now_s)
         return sends
 
-    def _release_held(self) -> list[Send]:
+    def _release_held(self, now_s: float) -> list[Send]:
         """Hand the answer held back out, if what it follows from is written."""
         if self._held is None or not self._recovery.is_recorded:
             return []
@@ -222,6 +236,7 @@ class Master:
             return []
         del self._waiting[member]
         self._answered[member] = answer
+        self.members[member].answered_s = now_s
         return [Send(waiting[0], answer)]
 
     def _decide(self, now_s: float) -> None:
@@ -259,10 +274,10 @@ class Master:
                 return Refused(join.request, reason)
             if join.role is Role.PSERVER and not self._takes_place(join, now_s):
                 return None
-            state = MemberState(join.member, join.role, join.name, join.pid, now_s)
+            state = MemberState(join.member, join.role, join.name, join.pid, now_s, answered_s=now_s)
             state.numerics, state.place, state.address = join.numerics, join.place, join.address
             self._progress.note_numerics(state)
-            self._progress.unlogged.append(f"{state.name} has joined with pid {state.pid}")
+            self._progress.log_event(f"{state.name} has joined with pid {state.pid}")
             self.members.add(state)
         self.members.heard(join.member, now_s)
         return Joined(join.request, self._term, self._recovery.generations.number, self.members.lease_s)
@@ -315,8 +330,9 @@ class Master:
                 return Noted(message.request)
             case ReportMetrics():
                 self._progress.report(message.epoch, message.metrics)
-                self._recovery.checkpoints.rate(message.epoch, message.best)
-                return Noted(message.request)
+                self._recovery.rate(message.epoch, message.best)
+                self._reported[message.member] = src, Noted(message.request)
+                return None
             case MayBegin():
                 return self._ask_to_begin(src, message, now_s)
             case Agree() | Ask():
@@ -373,7 +389,7 @@ class Master:
         self._progress.note_event(
             f"in {name} the script raised {raised.error} in {failed.where} ({self._failures.words(failed)})"
         )
-        self._progress.unlogged.append(f"in {name} the script {failure}")
+        self._progress.log_event(f"in {name} the script {failure}")
         if reason is not None:
             self.end(f"{reason}; the last time, in {name}, it {failure}")
 
@@ -458,6 +474,8 @@ class Master:
             return Unknown(ask.request)
         if not recovery.are_restored or self._stopping is not None:
             return None
+        if isinstance(ask.want, WantBatch) and recovery.are_behind:
+            return None
         now = Now(now_s, ask.request, self._term, recovery.generations.number)
         return recovery.script.next(ask, ask.want, now, self._leads)
 
@@ -485,8 +503,10 @@ class Master:
         That is success unless tasks were set aside.
         """
         recovery = self._recovery
-        if self._stopping is not None and (recovery.is_covered or now_s > self._stopping[1]):
-            self.end(self._stopping[0])
+        if (stopping := self._stopping) is not None:
+            is_saved = recovery.is_covered or recovery.checkpoints.has_newer(stopping.begun)
+            if is_saved or now_s > stopping.until_s:
+                self.end(stopping.failure)
         trainers, pservers = self.members.trainers(), recovery.generations.pservers
         if not self._finished or any(t.member not in self._finished for t in trainers):
             return
@@ -502,28 +522,28 @@ class Master:
         if message.grace_s is None or not is_worth_it:
             self.end(message.failure)
         elif self._stopping is None:
-            self._stopping = message.failure or "it was stopped", now_s + message.grace_s
+            begun = self._recovery.checkpoints.begun
+            self._stopping = _Stopping(message.failure, now_s + message.grace_s, begun)
 
     def end(self, failure: str | None) -> None:
         """The job is over, with success if `failure` is None."""
         if not self.is_over:
             self.is_over, self.failure = True, failure
             self._recovery.ended(failure)
-            self._progress.unlogged.append("the job is over" if failure is None else f"the job has failed: {failure}")
+            self._progress.log_event("the job is over" if failure is None else f"the job has failed: {failure}")
 
     # -- for people ----------------------------------------------------------------------------------------------------
 
-    def take_events(self) -> list[str]:
+    def take_events(self) -> list[Event]:
         """What has happened since the last call, for the log."""
-        events, self._progress.unlogged = self._progress.unlogged, []
-        return events
+        return self._progress.take_events()
 
     def status(self, request: Request, now_s: float) -> Status:
         """How the job goes."""
         paused = {member: since_s for member, (_, _, since_s) in self._pausing.items()}
         overview = Overview(
             self._settings, self._recovery, self.members, self._failures, self._progress, self._finished, paused,
-            self.is_over, self.has_ended, self.failure,
+            set(self._waiting), self.is_over, self.has_ended, self.failure,
         )  # fmt: skip
         return overview.status(request, dict(self.counters + self.members.counters()), now_s)
 

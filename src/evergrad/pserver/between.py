@@ -16,9 +16,9 @@ log = logging.getLogger("evergrad.pserver")
 SLICE_BYTES = 1 << 19
 """So much is copied for a checkpoint before requests are looked at again: about half a millisecond."""
 SHARE = 0.05
-"""While trainers ask for something, copying takes so much of the loop's time, and writing of each other processor's;"""
+"""While trainers ask for something, copying takes so much of the loop and writing of each other processor ..."""
 QUIET_S = 0.2
-"""both take what they can when none has asked for so long."""
+"""... and both take all there is when none has asked for so long."""
 LOOK_S = 0.005
 """How often to look whether a thread is ready for more."""
 
@@ -49,6 +49,11 @@ class Between:
         self._load_began_s = self._asked_s = 0.0
         self._copy_s = self._write_s = 0.0
         """When the next slice may be copied with regard to the loop's time, and with regard to other processors'."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something is being saved or loaded."""
+        return self._pserver.loading is not None or self._pserver.saving is not None
 
     def asked(self, now_s: float) -> None:
         """A trainer has asked for something."""
