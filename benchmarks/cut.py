@@ -1,9 +1,10 @@
 """What a checkpoint in progress costs a pserver: its updates, its memory, and how long it takes.
 
-A pserver of one table with Adagrad is pushed to without a pause, as fast as it takes it: the worst case, since in a job
-slices of the cut are copied while trainers compute. `python benchmarks/cut.py --rows 20000000` shows all for another
-size. Times of updates are seconds of processor time of the pserver's thread, which waiting for a processor does not
-lengthen, and slices are paced by the same; the writing thread works beside it.
+A pserver of one table with Adagrad is asked without a pause, as fast as it answers: the worst case, since in a job
+slices of the cut are copied while trainers compute. A batch is a pull and a push of the same rows. `python
+benchmarks/cut.py --rows 20000000` shows all for another size. Times of batches are seconds of processor time of the
+pserver's thread, which waiting for a processor does not lengthen, and slices are paced by the same; the writing thread
+works beside it.
 """
 
 import argparse
@@ -24,19 +25,21 @@ from evergrad.checkpoint.storage import Storage
 from evergrad.kernels.warm import warm
 from evergrad.messages import (
     INIT_STEP,
-    Attempt,
+    NEWEST,
     Commit,
     Generation,
     Mark,
     Member,
     Place,
     Progress,
+    Pull,
     PushBatch,
     Request,
     Restore,
     Schema,
     Source,
     TableGrads,
+    TableKeys,
     TableSpec,
     Term,
     UpdateName,
@@ -63,7 +66,7 @@ class Loop:
 
     def __init__(self, url: str, rows: int, generation: Generation = GENERATION, source: Source | None = None) -> None:
         self.pserver = Pserver(Member("p"))
-        self.between = Between(self.pserver, Saver(), clock=time.thread_time)
+        self.between = Between(self.pserver, Saver(), clock=time.thread_time, processors=2)
         self.written: Written | None = None
         self._pushes, self._serial, self._generation = 0, 0, generation
         told = Restore(TERM, generation, self.pserver.member, Place(0), 1, SCHEMA, source, url)
@@ -71,7 +74,7 @@ class Loop:
         rng = np.random.default_rng(0)
         keys = rng.integers(-(2**63), 2**63, rows, np.int64)
         if source is None:
-            self.pserver.handle("master", Commit(TERM, generation, INIT_STEP, ((0, Attempt(1, 1)),)[:0], None))
+            self.pserver.handle("master", Commit(TERM, generation, INIT_STEP, (), None))
             for part in np.array_split(keys, max(1, rows // 50_000)):
                 self.push(part, np.zeros((part.size, DIM), np.float32))
         self.sets = [keys[rng.choice(rows, min(KEYS, rows // 5), replace=False)] for _ in range(SETS)]
@@ -85,11 +88,14 @@ class Loop:
         self._pushes += 1
 
     def turn(self, number: int | None) -> float:
-        """Receive a push, unless `number` is None, and do what is to be done after it; returns the seconds it takes."""
+        """Serve a batch, unless `number` is None, and do what is to be done after it; returns the seconds it takes."""
         began = time.thread_time()
         if number is not None:
+            keys = self.sets[number % len(self.sets)]
             self.between.asked(time.thread_time())
-            self.push(self.sets[number % len(self.sets)], self.grads)
+            pull = Pull(Request(1), self._generation, NEWEST, False, (TableKeys(0, keys),), ())
+            assert self.pserver.handle("trainer", pull)
+            self.push(keys, self.grads)
         sends, wait_s = self.between.work(time.thread_time())
         took = time.thread_time() - began
         for send in sends:
@@ -129,7 +135,7 @@ def figures(quick: bool) -> Iterator[Figure]:
 
 
 def cuts(rows: int, pushes: int, turns: int) -> Iterator[Figure]:
-    """Updates with a cut always in progress beside updates without any, and the memory it takes."""
+    """Batches with a cut always in progress beside batches without any, and the memory it takes."""
     with tempfile.TemporaryDirectory(prefix="evergrad-bench-", dir=FOLDER) as folder:
         loop = Loop(folder, rows)
         loop.mark()  # once unmeasured: memory that the system has never given to anybody takes longer to get
@@ -149,14 +155,14 @@ def cuts(rows: int, pushes: int, turns: int) -> Iterator[Figure]:
             touched = _different(loop, range(first, len(during)))
         share = float(np.mean(plain)) / float(np.mean(during))
         about = f"{rows:,} rows x ({DIM} + {DIM})"
-        yield at_least(f"pushes/s with a cut in progress / without, {about}", share, "x", 0.95)
+        yield at_least(f"batches/s with a cut in progress / without, {about}", share, "x", 0.95)
         median = float(np.median(plain))
-        yield at_most(f"slowest push in a cut / median push, {about}", max(during) / median, "x", 3.0)
-        yield bound(f"slowest push without a cut / median push, {about}", max(plain) / median, "x")
+        yield at_most(f"slowest batch in a cut / median batch, {about}", max(during) / median, "x", 3.0)
+        yield bound(f"slowest batch without a cut / median batch, {about}", max(plain) / median, "x")
         yield at_most(f"beginning a cut, {about}", max(begins) * 1e3, "ms", 5.0)
         yield at_most(f"memory in a cut beyond rows touched, {about}", max(most) / 1e6 - touched / 1e6, "MB", 64.0)
         yield bound(f"rows touched in that cut, {about}", touched / 1e6, "MB")
-        yield bound(f"pushes of {loop.grads.shape[0]:,} keys during a cut, {about}", len(during) / turns, "pushes")
+        yield bound(f"batches of {loop.grads.shape[0]:,} keys during a cut, {about}", len(during) / turns, "batches")
         yield from _storing(loop, folder, rows)
         loop.between.close()
 

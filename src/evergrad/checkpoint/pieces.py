@@ -9,7 +9,7 @@ from evergrad.messages import AnyArray, Floats, Keys
 
 Notes = NDArray[np.int32]
 
-PIECE_BYTES = 16 << 20
+PIECE_BYTES = 8 << 20
 """About how large a piece is at most: what a writer holds at a time, what is sent again when a put fails, and what a
 pserver reads too much at either end of its slots. A pserver holds one being put together, one being written, and the
 latter once more as the file has it."""

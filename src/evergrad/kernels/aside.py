@@ -8,7 +8,7 @@ Invariants, while a cut is under way:
     1. A row of a slot not handed out belongs to the cut, as it is in the arena, if its number is below LIMIT and not
        seen. It is seen once it is copied aside, and so is a number that is given to a new row.
     2. A candidate of such a slot belongs to the cut, as it is in its entry, if it was last met in step STEP or before.
-    3. All else that belongs to the cut stands in the slot's list, each once.
+    3. All else that belongs to the cut stands in the slot's records, each once.
 """
 
 from typing import NamedTuple
@@ -21,26 +21,35 @@ from evergrad.kernels.entry import EMPTY, Integer, last_of
 from evergrad.kernels.hashing import SLOT_SHIFT, hash_key
 from evergrad.kernels.jit import f32, i32, i64, inline, kernel, prefetch, reads, record, u8, void, writes
 
-FROM, LIMIT, STEP, STRIDE, TOP = range(5)
+FROM, LIMIT, STEP, STRIDE, WIDTH, MOST_ROWS, TOP = range(7)
 """Of `Aside.state`: the first slot not handed out, counted from the first of the index; one more than the greatest
-number of a row at the cut; the table's updates at the cut; floats of a row; the end of the used part of the words."""
-CHUNK, IN_CHUNK = 16, 7
-"""Words of a chunk of a slot's list, two cache lines: up to seven pairs (key, what), then the word of the next chunk,
-of which all pairs are used, or -1. `what` is what stood in a candidate's entry, and for a row the word of its copy:
-its floats, two to a word, and its note as `as_word` makes it, where the table keeps notes."""
+number of a row at the cut; the table's updates at the cut; floats of a row; words of its record and records of a chunk;
+the end of the used part of the words."""
+MOST = 7
+"""Records of a chunk at most."""
+CHUNK_WORDS = 128
+"""About how large a chunk is at most, unless one record is larger; the rest of each slot's newest chunk is wasted."""
+CANDIDATE = 2
 _USED_BITS = 3
 _AHEAD = 32
 _LINE = 16
 
 
 class Aside(NamedTuple):
-    """What kernels see of a cut and of its table's rows."""
+    """What kernels see of a cut and of its table's rows.
+
+    What is copied aside of a slot lies in records, a few to a chunk: first the word of the slot's chunk before or -1,
+    then the records. One of a row is its key, its floats, two to a word, and its note as `as_word` makes it, where the
+    table keeps notes; one of a candidate is its key and what stood in its entry.
+    """
 
     state: Integers
     seen: NDArray[np.uint8]
     """A bit for each row below LIMIT."""
     heads: Integers
-    """For each slot the word of its newest chunk and how many pairs of that are used, packed; or -1."""
+    """For each slot the newest chunk of rows, and how many of its records are used, packed; or -1."""
+    candidate_heads: Integers
+    """The same of candidates."""
     words: Integers
     floats: Floats
     """The memory of `words` once more."""
@@ -50,20 +59,31 @@ class Aside(NamedTuple):
     """Those of the table, empty where it keeps none."""
 
 
-ASIDE = record(Aside, writes(i64), writes(u8), writes(i64), writes(i64), writes(f32), writes(f32), writes(i32))
+ASIDE = record(
+    Aside, writes(i64), writes(u8), writes(i64), writes(i64), writes(i64), writes(f32), writes(f32), writes(i32)
+)
+
+
+def state_of(limit: int, step: int, stride: int, has_notes: bool) -> Integers:
+    """The state at the beginning of a cut."""
+    width = 1 + (stride + 1) // 2 + has_notes
+    return np.array([0, limit, step, stride, width, min(max(CHUNK_WORDS // width, 1), MOST), 0], np.int64)
 
 
 def no_aside() -> Aside:
     """For a table without a cut under way: nothing belongs to it."""
-    state = np.array([0, 0, -1, 0, 0], np.int64)
     integers, floats = np.empty(0, np.int64), np.empty(0, np.float32)
-    return Aside(state, np.empty(0, np.uint8), integers, integers, floats, floats, np.empty(0, np.int32))
+    return Aside(
+        state_of(0, -1, 0, False), np.empty(0, np.uint8), integers, integers, integers, floats, floats,
+        np.empty(0, np.int32),
+    )  # fmt: skip
 
 
-def words_needed(rows: Integers, candidates: Integers, stride: int, has_notes: bool) -> int:
-    """How many words at most it takes to copy so many rows and candidates of each slot aside."""
-    chunks = -(-(rows + candidates) // IN_CHUNK)
-    return int(rows.sum()) * ((stride + 1) // 2 + has_notes) + int(chunks.sum()) * CHUNK
+def words_needed(state: Integers, rows: Integers, candidates: Integers) -> int:
+    """How many words it takes at most to copy so many rows and candidates of each slot aside."""
+    width, most = int(state[WIDTH]), int(state[MOST_ROWS])
+    chunks, candidate_chunks = -(-rows // most), -(-candidates // MOST)
+    return int(chunks.sum()) * (1 + most * width) + int(candidate_chunks.sum()) * (1 + MOST * CANDIDATE)
 
 
 @inline
@@ -86,37 +106,43 @@ def see(aside: Aside, row: Integer) -> None:
 
 @inline
 def chunk_of(head: Integer) -> tuple[Integer, Integer]:
-    """The word of a slot's newest chunk and how many pairs are used there."""
+    """The word of a slot's newest chunk and how many of its records are used."""
     return head >> _USED_BITS, head & ((1 << _USED_BITS) - 1)
 
 
 @inline
-def _list(aside: Aside, slot: Integer, key: np.int64, what: Integer) -> None:
-    head = aside.heads[slot]
-    at, used = chunk_of(head)
-    if head < 0 or used == IN_CHUNK:
-        following = at if head >= 0 else -1
+def _new_record(aside: Aside, heads: Integers, slot: Integer, width: Integer, most: Integer) -> Integer:
+    """Where to write another record of a slot."""
+    at, used = chunk_of(heads[slot])
+    if heads[slot] < 0 or used == most:
+        before = at if heads[slot] >= 0 else -1
         at, used = aside.state[TOP], 0
-        aside.state[TOP] = at + CHUNK
-        aside.words[at + 2 * IN_CHUNK] = following
-    aside.words[at + 2 * used] = key
-    aside.words[at + 2 * used + 1] = what
-    aside.heads[slot] = (at << _USED_BITS) | (used + 1)
+        aside.state[TOP] = at + 1 + most * width
+        aside.words[at] = before
+    heads[slot] = (at << _USED_BITS) | (used + 1)
+    return at + 1 + used * width
 
 
 @inline
 def _keep_row(aside: Aside, slot: Integer, key: np.int64, row: Integer) -> None:
     stride = aside.state[STRIDE]
-    at = aside.state[TOP]
-    size = (stride + 1) >> 1
-    if aside.notes.size:
-        aside.words[at + size] = as_word(np.int64(aside.notes[2 * row]), np.int64(aside.notes[2 * row + 1]))
-    aside.state[TOP] = at + size + (aside.notes.size > 0)
-    copy, value = aside.floats[2 * at : 2 * at + stride], aside.rows[row * stride : (row + 1) * stride]
+    at = _new_record(aside, aside.heads, slot, aside.state[WIDTH], aside.state[MOST_ROWS])
+    aside.words[at] = key
+    to = 2 * (at + 1)
+    copy, value = aside.floats[to : to + stride], aside.rows[row * stride : (row + 1) * stride]
     for c in range(stride):
         copy[c] = value[c]
-    _list(aside, slot, key, at)
+    if aside.notes.size:
+        note = as_word(np.int64(aside.notes[2 * row]), np.int64(aside.notes[2 * row + 1]))
+        aside.words[at + aside.state[WIDTH] - 1] = note
     see(aside, row)
+
+
+@inline
+def _keep_candidate(aside: Aside, slot: Integer, key: np.int64, candidate: Integer) -> None:
+    at = _new_record(aside, aside.candidate_heads, slot, CANDIDATE, MOST)
+    aside.words[at] = key
+    aside.words[at + 1] = candidate
 
 
 @inline
@@ -128,7 +154,7 @@ def keep_entry(aside: Aside, slot: Integer, key: np.int64, row: Integer) -> None
         if row < aside.state[LIMIT] and not is_seen(aside, row):
             _keep_row(aside, slot, key, row)
     elif row != EMPTY and last_of(row) <= aside.state[STEP]:
-        _list(aside, slot, key, row)
+        _keep_candidate(aside, slot, key, row)
 
 
 @kernel(i64, ASIDE, reads(i64), writes(i64))

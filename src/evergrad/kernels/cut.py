@@ -6,8 +6,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evergrad.kernels.arrays import Floats, Integers, Keys, Rows
-from evergrad.kernels.aside import ASIDE, IN_CHUNK, LIMIT, STEP, STRIDE, Aside, chunk_of, is_seen
-from evergrad.kernels.entry import EMPTY, MOST, Integer, as_candidate, count_of, last_of
+from evergrad.kernels.aside import (
+    ASIDE,
+    CANDIDATE,
+    LIMIT,
+    MOST,
+    MOST_ROWS,
+    STEP,
+    STRIDE,
+    WIDTH,
+    Aside,
+    chunk_of,
+    is_seen,
+)
+from evergrad.kernels.entry import EMPTY, MOST_COUNT, Integer, as_candidate, count_of, last_of
 from evergrad.kernels.hashing import SLOT_SHIFT, hash_key
 from evergrad.kernels.index import INDEX, NOT_OURS, Index, entry_of, has_room, settle, span_of
 from evergrad.kernels.jit import f32, flag, i32, i64, inline, kernel, prefetch, reads, record, void, writes
@@ -28,7 +40,7 @@ class Listed(NamedTuple):
 
     keys: Integers
     whats: Integers
-    """The number of a row, -1 - the word of its copy, or what stands for a candidate."""
+    """The number of a row, -1 - the word of its record, or what stands for a candidate."""
     other_keys: Integers
     other_whats: Integers
     counts: Counts
@@ -116,6 +128,12 @@ def _is_shown(aside: Aside, what: Integer, is_candidate: bool) -> bool:
     return bool(0 <= what < aside.state[LIMIT] and not is_seen(aside, what))
 
 
+@inline
+def _prefetch_chunk(aside: Aside, chunk: Integer, width: Integer, most: Integer) -> None:
+    for i in range(most):
+        prefetch(aside.words, chunk + 1 + i * width)
+
+
 @kernel(i64, INDEX, ASIDE, i64, i64, flag, LISTED)
 def list_entries(index: Index, aside: Aside, begin: int, end: int, is_candidate: bool, listed: Listed) -> Integer:
     """List the rows, or the candidates, that the cut shows in the slots from `begin` up to `end`, by (slot, key).
@@ -124,8 +142,13 @@ def list_entries(index: Index, aside: Aside, begin: int, end: int, is_candidate:
         How many, or WRONG.
     """
     count: Integer = 0
+    width = CANDIDATE if is_candidate else aside.state[WIDTH]
+    most = MOST if is_candidate else aside.state[MOST_ROWS]
+    heads = aside.candidate_heads if is_candidate else aside.heads
     for slot in range(begin, end):
         first = count
+        if slot + 1 < end:
+            _prefetch_chunk(aside, chunk_of(heads[slot + 1])[0], width, most)
         start, stop = span_of(index, slot)
         for at in range(start, stop):
             if count == listed.keys.size:
@@ -134,20 +157,19 @@ def list_entries(index: Index, aside: Aside, begin: int, end: int, is_candidate:
             listed.keys[count] = index.entries[2 * at]
             listed.whats[count] = index.entries[2 * at + 1]
             count += _is_shown(aside, index.entries[2 * at + 1], is_candidate)
-        head = aside.heads[slot]
+        head = heads[slot]
         chunk, used = chunk_of(head)
         while head >= 0:
-            head = aside.words[chunk + 2 * IN_CHUNK]
-            prefetch(aside.words, head)
-            prefetch(aside.words, head + 8)
+            head = aside.words[chunk]
+            _prefetch_chunk(aside, head, width, most)
             for i in range(used):
                 if count == listed.keys.size:
                     return WRONG
-                what = aside.words[chunk + 2 * i + 1]
-                listed.keys[count] = aside.words[chunk + 2 * i]
-                listed.whats[count] = what if is_candidate else -1 - what
-                count += (what < EMPTY) == is_candidate
-            chunk, used = head, IN_CHUNK
+                record = chunk + 1 + i * width
+                listed.keys[count] = aside.words[record]
+                listed.whats[count] = aside.words[record + 1] if is_candidate else -1 - record
+                count += 1
+            chunk, used = head, most
         if count - first > listed.other_keys.size:
             return WRONG
         _sort(listed, first, count)
@@ -163,7 +185,7 @@ def _prefetch_row(aside: Aside, what: Integer) -> None:
         prefetch(aside.notes, 2 * what)
     else:
         for at in range(0, stride, _LINE):
-            prefetch(aside.floats, 2 * (-1 - what) + at)
+            prefetch(aside.floats, 2 * -what + at)
 
 
 @kernel(void, ASIDE, reads(i64), writes(f32), writes(i32))
@@ -186,12 +208,12 @@ def copy_rows(aside: Aside, whats: Rows, rows: Floats, notes: Notes) -> None:
                 notes[2 * i + 1] = aside.notes[2 * what + 1]
         else:
             at = -1 - what
-            copy = aside.floats[2 * at : 2 * at + stride]
+            copy = aside.floats[2 * (at + 1) : 2 * (at + 1) + stride]
             for c in range(stride):
                 to[c] = copy[c]
             if notes.size:
-                note = aside.words[at + ((stride + 1) >> 1)]
-                notes[2 * i] = note & MOST
+                note = aside.words[at + aside.state[WIDTH] - 1]
+                notes[2 * i] = note & MOST_COUNT
                 notes[2 * i + 1] = note >> 31
 
 

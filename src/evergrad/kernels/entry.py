@@ -11,7 +11,7 @@ from evergrad.kernels.jit import inline
 Integer = int | np.int64
 
 EMPTY = -1
-MOST = 2**31 - 1
+MOST_COUNT = 2**31 - 1
 """Counts stop here."""
 
 
@@ -24,7 +24,7 @@ def as_candidate(last: Integer, count: Integer) -> Integer:
 @inline
 def last_of(candidate: Integer) -> Integer:
     """The step in which it was last met."""
-    return (EMPTY - 1 - candidate) & MOST
+    return (EMPTY - 1 - candidate) & MOST_COUNT
 
 
 @inline

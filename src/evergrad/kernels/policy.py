@@ -10,7 +10,7 @@ import numpy as np
 
 from evergrad.kernels.arrays import Integers, Keys, Rows
 from evergrad.kernels.aside import ASIDE, Aside
-from evergrad.kernels.entry import EMPTY, MOST, Integer, as_candidate, count_of, last_of
+from evergrad.kernels.entry import EMPTY, MOST_COUNT, Integer, as_candidate, count_of, last_of
 from evergrad.kernels.hashing import SLOT_SHIFT, hash_key
 from evergrad.kernels.index import INDEX, Index, cut_down, entry_of, has_room, remove, settle, span_of
 from evergrad.kernels.jit import flag, i32, i64, inline, kernel, prefetch, reads, void, writes
@@ -40,12 +40,12 @@ def meet(index: Index, notes: Notes, keys: Keys, step: int, min_count: int, has_
         if row >= 0:
             if has_notes:
                 notes[2 * row] = step
-                notes[2 * row + 1] = min(notes[2 * row + 1] + 1, MOST)
+                notes[2 * row + 1] = min(notes[2 * row + 1] + 1, MOST_COUNT)
             continue
         at = entry_of(index, keys[i])
         count: Integer = 1
         if at >= 0:
-            count = min(count_of(index.entries[2 * at + 1]) + 1, MOST)
+            count = min(count_of(index.entries[2 * at + 1]) + 1, MOST_COUNT)
             index.entries[2 * at + 1] = as_candidate(step, count)
         if count >= min_count:
             rows[i] = WANTED

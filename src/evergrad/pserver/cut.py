@@ -6,7 +6,7 @@ from evergrad.checkpoint.pieces import Notes, RowsPiece
 from evergrad.errors import InvariantError
 from evergrad.kernels import cut, index
 from evergrad.kernels.arrays import Integers, Rows
-from evergrad.kernels.aside import FROM, TOP, Aside, words_needed
+from evergrad.kernels.aside import FROM, TOP, Aside, state_of, words_needed
 from evergrad.messages import Floats, Keys
 from evergrad.pserver.arena import Pages
 
@@ -18,8 +18,8 @@ class TableCut:
     """One table at the moment at which this is made.
 
     Making it takes the same time for any number of rows. While it is under way, the table has everything that belongs
-    to it copied aside before it changes (`kernels/aside.py`); that takes the bytes of the row and 24 beside it, and a
-    bit for each row of the table.
+    to it copied aside before it changes (`kernels/aside.py`); that takes the bytes of row, key and note, one or two
+    more, at most 1 KB of each slot, and a bit for each row of the table.
 
     Args:
         number: the table's, for its pieces.
@@ -40,12 +40,13 @@ class TableCut:
         self._ends_bytes = np.cumsum(self._rows_of * row_bytes + self._candidates_of * 16)
         self._most = int(at.used.max(initial=0))
         limit = int(at.pool[index.ROWS])
+        self._state = state_of(limit, updates, stride, has_notes)
         self._seen = Pages(limit // 8 + 1)
-        self._kept = Pages(8 * words_needed(self._rows_of, self._candidates_of, stride, has_notes))
-        self._state = np.array([0, limit, updates, stride, 0], np.int64)
+        self._kept = Pages(8 * words_needed(self._state, self._rows_of, self._candidates_of))
         self._aside = Aside(
             self._state,
             self._seen.array(np.uint8),
+            np.full(at.counts.size, -1, np.int64),
             np.full(at.counts.size, -1, np.int64),
             self._kept.array(np.int64),
             self._kept.array(np.float32),
