@@ -14,6 +14,7 @@ import numpy as np
 
 import evergrad as eg
 from evergrad.optim import Rule
+from evergrad.pserver.arena import Arena
 from evergrad.pserver.rules import apply_rows
 
 TARGET = 1.3
@@ -68,7 +69,10 @@ class Pushes:
     def __init__(self, rule: Rule, total: int, dim: int, grads: np.ndarray) -> None:
         self._spec = rule.spec()
         width = self._spec.row_width(dim)
-        self._arena = np.full(total * width, self._spec.initial_state, np.float32)
+        self._memory: Arena[np.float32] = Arena(np.float32)
+        self._memory.reserve(total * width)
+        self._arena = self._memory.array[: total * width]
+        self._arena[:] = self._spec.initial_state
         self._arena.reshape(total, width)[:, :dim] = 0.1
         self._grads = grads
         self._updates = 0

@@ -9,6 +9,7 @@ became a member.
 """
 
 import argparse
+import contextlib
 import os
 import random
 import shutil
@@ -18,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,6 +36,8 @@ SAMPLES, EPOCHS, BATCH, PAUSE_S = 1600, 6, 16, 0.05
 GAP_S = 1.5
 """Seconds from one fault to the next, on average."""
 MOST_TRAINERS = 5
+DESERTED_S = 10.0
+"""A job that has had no trainer for so long is given one: those that have left do not come back by themselves."""
 ROUND_WITHIN_S = 240.0
 TURN_S = 0.02
 LEFT = 128 + signal.SIGTERM
@@ -98,6 +101,7 @@ class Tormentor:
     joiners: list[Running] = field(default_factory=list)
     _frozen: dict[int, tuple[psutil.Process, Fault]] = field(default_factory=dict)
     _bag: list[str] = field(default_factory=list)
+    _seen_s: float = field(default_factory=time.monotonic)
 
     def strike(self, status: Status) -> bool:
         """Do one more thing to the job; returns whether it could be done to it now."""
@@ -108,6 +112,11 @@ class Tormentor:
             return False
         self._bag.pop()
         pid = self.chance.choice(sorted(there)) if there else 0
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+            self._do(kind, pid, there)
+        return True
+
+    def _do(self, kind: str, pid: int, there: Mapping[int, psutil.Process]) -> None:
         match kind:
             case "join":
                 self._join()
@@ -124,7 +133,6 @@ class Tormentor:
             case "kill all":
                 for process in there.values():
                     self._send(kind, process, signal.SIGKILL)
-        return True
 
     def _is_possible(self, kind: str, there: Collection[int], status: Status) -> bool:
         match kind:
@@ -136,8 +144,13 @@ class Tormentor:
                 return bool(there)
 
     def look(self, status: Status) -> None:
-        """Notice what the job has felt; thaw who was declared dead."""
+        """Notice what the job has felt; thaw who was declared dead; leave no job deserted."""
         there = trainers(status)
+        if there:
+            self._seen_s = time.monotonic()
+        elif time.monotonic() - self._seen_s > DESERTED_S:
+            self._seen_s = time.monotonic()
+            self._join()
         for pid, (_, fault) in list(self._frozen.items()):
             if pid not in there:
                 fault.is_felt = True
@@ -154,6 +167,10 @@ class Tormentor:
     def settle(self) -> list[str]:
         """All is over: see which signals have struck. Returns what joiners did wrong."""
         wrong = []
+        too_late = {fault.pid for fault in self.faults if fault.kind == "join" and not fault.is_felt}
+        for joiner in self.joiners:
+            if joiner.pid in too_late:  # it looks for a job that is over
+                joiner.kill()
         ended = {joiner.pid: joiner.wait() for joiner in self.joiners}
         for fault in self.faults:
             match fault.kind:
@@ -186,7 +203,7 @@ class Tormentor:
 
     def _thaw(self, pid: int) -> None:
         process, _ = self._frozen.pop(pid)
-        if process.is_running():
+        with contextlib.suppress(psutil.NoSuchProcess):
             process.send_signal(signal.SIGCONT)
 
 

@@ -219,6 +219,8 @@ def _described(storage: Storage, m: Manifest) -> Iterable[str]:
         yield f"  {len(group.parameters)} parameters and buffers, {group.size:,} numbers, {what}"
     for epoch, metrics in sorted(m.metrics.items()):
         yield f"  epoch {epoch}: " + "  ".join(f"{name} {value:.5g}" for name, value in metrics.items())
+    if m.best is not None:
+        yield f"  best= makes {m.best:.5g} of it, and less is better"
 
 
 def _table(lines: Sequence[Sequence[str]]) -> Iterable[str]:

@@ -117,11 +117,11 @@ def test_trainers_that_do_not_fit_leave_with_one_sentence_and_the_job_goes_on(
             ),
             "other data": (
                 job.trainer("data", TRAIN, *fitting, "--samples", 1999),
-                "batches: this trainer's data is not the other trainers' (samples 2000 and 1999; content ",
+                "batches: this trainer's data is not the job's (samples 2000 and 1999; content ",
             ),
             "another batch size": (
                 job.trainer("size", TRAIN, *fitting, "--batch-size", 32),
-                "batches: this trainer's data is not the other trainers' (batch size 16 and 32); give all the same",
+                "batches: this trainer's data is not the job's (batch size 16 and 32); give all trainers the same",
             ),
             "an unknown table": (
                 job.trainer("rule", script(tmp_path, WITHOUT_RULE)),

@@ -41,7 +41,8 @@ class Crowd(LocalNetwork):
     """
 
     def __init__(self, pservers: int, trainers: int, script: Script, seed: int = 0, kills: int = 0) -> None:
-        super().__init__(pservers)
+        self._now_s = 0.0
+        super().__init__(pservers, clock=lambda: self._now_s)
         self.kills_left, self.killed = kills, 0
         self._script, self._rng = script, random.Random(seed)
         self._seats: dict[str, _Seat] = {}

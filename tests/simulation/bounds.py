@@ -65,8 +65,8 @@ def of_pserver(world: "World", pserver: Pserver) -> Iterator[Queue]:
 def _promised(world: "World", pserver: Pserver) -> Iterator[Queue]:
     if pserver._held is not None and (world.plan.is_sync or pserver._version == INIT_STEP):
         parts = (part for of in pserver._parts._open.values() for part in of.values())
-        needed = sum(pserver._held[0].bytes_needed(push.tables) for push in (*pserver._staged.values(), *parts))
-        yield "bytes promised", pserver._promised_bytes, needed
+        needed = sum(t.keys.size for push in (*pserver._staged.values(), *parts) for t in push.tables)
+        yield "rows promised", sum(pserver._promised.values()), needed
 
 
 def _of_master(world: "World", master: Master) -> Iterator[Queue]:

@@ -1,5 +1,7 @@
 """Roles that lack one rule of the protocol; `mutations.py` says which rule that is."""
 
+from collections import Counter
+
 import msgspec
 
 from evergrad.master.calls import _added_up
@@ -10,6 +12,7 @@ from evergrad.master.script import Script
 from evergrad.master.training import SyncEpoch
 from evergrad.messages import INIT_STEP, NEWEST, BreakDone, Commit, EpochClosed, Pushed, Send, SyncTask
 from evergrad.metrics import partial, result
+from evergrad.pserver.batches import Standpoint
 from evergrad.pserver.parts import Parts
 from evergrad.pserver.pserver import Pserver
 from evergrad.schedule import sync_task
@@ -36,7 +39,7 @@ class StagesByTaskAlone(Pserver):
     def _push(self, push, model, admission):
         answer = super()._push(push, model, admission)
         for key in [key for key in self._staged if key[0] == push.task and key[1] != push.attempt]:
-            self._promised_bytes -= model.bytes_needed(self._staged.pop(key).tables)
+            self._promised -= Counter({t.table: t.keys.size for t in self._staged.pop(key).tables})
         return answer
 
 
@@ -92,24 +95,26 @@ class TakesInitialValuesOnArrival(Pserver):
 
 class AppliesResentBatches(Pserver):
     def _push_batch(self, src, push, model, admission):
-        self._progress[push.task] = push.batch
+        self._batches.at.batches[push.task] = push.batch
         return super()._push_batch(src, push, model, admission)
 
 
 class CountsBatchesOfTrainers(Pserver):
     def _answer(self, src, message, model, admission):
         kept = self.__dict__.setdefault("_kept", {})
-        self._progress = kept.get((src, self._epoch), {})
+        epoch = self._batches.at.epoch
+        self._batches.at = Standpoint(epoch, kept.get((src, epoch), {}))
         answer = super()._answer(src, message, model, admission)
-        kept[src, self._epoch] = self._progress
+        kept[src, self._batches.at.epoch] = self._batches.at.batches
         return answer
 
 
 class CountsOneBatchAPush(Pserver):
     def _push_batch(self, src, push, model, admission):
         answer = super()._push_batch(src, push, model, admission)
-        if self._progress.get(push.task) == push.batch + push.batches:
-            self._progress[push.task] = push.batch + 1
+        counts = self._batches.at.batches
+        if counts.get(push.task) == push.batch + push.batches:
+            counts[push.task] = push.batch + 1
         return answer
 
 
@@ -171,14 +176,14 @@ class AnswersAnew(Master):
 
 
 class EndsBeforeAllIsApplied(Master):
-    def _end_if_finished(self):
+    def _end_if_due(self, now_s):
         if self._finished and all(t.member in self._finished for t in self.members.trainers()):
             self.end(None)
 
 
 class SaysNothing(Master):
-    def _waiting_for(self, now_s):
-        return ""
+    def status(self, request, now_s):
+        return msgspec.structs.replace(super().status(request, now_s), waiting_for="")
 
 
 class HandsOutEarly(SyncEpoch):

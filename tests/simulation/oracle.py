@@ -10,7 +10,7 @@ from functools import lru_cache
 import numpy as np
 
 from evergrad.kernels.half import decoded, encoded
-from evergrad.messages import ExportPart, GroupGrads, TableGrads
+from evergrad.messages import ExportPart, GroupGrads, TableGrads, TableKeys
 from evergrad.pserver.model import Contribution, Model
 from evergrad.schedule import eval_task, eval_tasks, sync_task
 
@@ -104,7 +104,7 @@ def _take_step(model: Model, plan: Plan, tasks: Sequence[Batch], is_left: bool) 
     found = [_local(model, plan, task, is_left) if plan.is_local else _gradients(model, plan, task) for task in tasks]
     parts = []
     for count, (rows, spans, evict) in found:
-        of_tables = [TableGrads(r.table, r.lr, r.keys, decoded(encoded(r.grads, plan.wire), plan.wire)) for r in rows]
+        of_tables = [TableGrads(r.table, r.lr, r.keys, encoded(r.grads, plan.wire)) for r in rows]
         parts.append(Contribution(count, of_tables, [_span(s) for s in spans], evict))
     if parts:
         model.update(parts)
@@ -130,7 +130,7 @@ def _local(model: Model, plan: Plan, task: Batch, is_left: bool) -> tuple[int, G
 
 
 def _pulled(model: Model, plan: Plan, table: int, keys: np.ndarray, evaluating: bool) -> np.ndarray:
-    return decoded(encoded(model.rows(table, keys, evaluating), plan.wire), plan.wire)
+    return decoded(model.rows([TableKeys(table, keys)], evaluating)[0], plan.wire)
 
 
 def _groups(model: Model, plan: Plan) -> list[np.ndarray]:

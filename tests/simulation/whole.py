@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from evergrad.messages import ExportPart
+from evergrad.messages import ExportPart, TableKeys
 from evergrad.placement import slots_owned
 
 from .arithmetic import initial_values, place_of
@@ -24,10 +24,13 @@ class Whole:
     def __init__(self, pservers: "Sequence[PserverProcess]") -> None:
         self._parts = [process.model for process in pservers]
 
-    def rows(self, table: int, keys: np.ndarray, evaluating: bool) -> np.ndarray:
-        places = place_of(keys, len(self._parts))
-        found = [self._parts[place].rows(table, keys[i : i + 1], evaluating) for i, place in enumerate(places)]
-        return np.concatenate(found) if found else self._parts[0].rows(table, keys, evaluating)
+    def rows(self, asked: "Sequence[TableKeys]", evaluating: bool) -> tuple[np.ndarray, ...]:
+        return tuple(self._rows(a.table, a.keys, evaluating) for a in asked)
+
+    def _rows(self, table: int, keys: np.ndarray, evaluating: bool) -> np.ndarray:
+        at = list(enumerate(place_of(keys, len(self._parts)))) or [(0, 0)]
+        asked = [(place, TableKeys(table, keys[i : i + 1])) for i, place in at]
+        return np.concatenate([self._parts[place].rows([one], evaluating)[0] for place, one in asked])
 
     def span(self, group: int) -> np.ndarray:
         return np.concatenate([part.span(group) for part in self._parts])

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from evergrad.kernels.half import as_seen, encoded
 from evergrad.kernels.merge import add_rows, all_finite, divide_rows, has_duplicates
 
 
@@ -11,6 +12,17 @@ def test_one_number_that_is_not_finite_is_found(bad, at):
     assert all_finite(numbers)
     numbers[at] = bad
     assert not all_finite(numbers)
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "float16"])
+def test_one_that_is_not_finite_is_found_at_every_place_of_every_length_in_every_type(kind):
+    for size in (0, 1, 15, 16, 17, 40):
+        numbers = encoded(np.full(size, -6e4, np.float32), kind)
+        assert all_finite(as_seen(numbers, kind))
+        for at in range(size):
+            wrong = numbers.copy()
+            wrong[at] = encoded(np.full(1, np.inf, np.float32), kind)[0]
+            assert not all_finite(as_seen(wrong, kind))
 
 
 def test_duplicates_are_found_wherever_they_stand():

@@ -4,7 +4,21 @@ import msgspec
 import pytest
 
 from evergrad import init_rows
-from evergrad.master.errands import Look, ManifestPut, Prune, Pruned, PutManifest, PutRecord, RecordPut
+from evergrad.checkpoint.manifest import Metrics
+from evergrad.master.checkpoints import Durable
+from evergrad.master.errands import (
+    Held,
+    Hold,
+    Look,
+    ManifestPut,
+    MetricsPut,
+    Prune,
+    Pruned,
+    PutManifest,
+    PutMetrics,
+    PutRecord,
+    RecordPut,
+)
 from evergrad.master.master import Master
 from evergrad.master.record import Found, decode, encode
 from evergrad.master.settings import Settings
@@ -40,13 +54,16 @@ from evergrad.messages import (
     Mark,
     Marked,
     Member,
+    Noted,
     Over,
     Place,
     Progress,
+    ReportMetrics,
     Request,
     Restore,
     Restored,
     Role,
+    SaveDone,
     Schema,
     Source,
     StartAgain,
@@ -62,6 +79,7 @@ from evergrad.messages import (
     WantBatch,
     WantEnd,
     WantEpoch,
+    WantSaved,
     WantTotals,
     Written,
     WrittenNoted,
@@ -81,6 +99,7 @@ class Shelf:
 
     def __init__(self):
         self.complete, self.record, self.pruned, self.is_failing = {}, None, [], False
+        self.metrics, self.reported, self.holder, self.is_stuck = {}, {}, None, False
 
 
 class StandIn:
@@ -143,7 +162,7 @@ class Job:
         self.shelf = shelf or Shelf()
         self.settings = Settings("job", pservers, LEASE_S, resume=resume, keeps_record=True)
         self.schema, self.spec, self.now, self.warm_start = schema, spec, 0.0, None
-        self.answers, self.pservers, self.noted = {}, {}, []
+        self.answers, self.pservers, self.noted, self.unwritten = {}, {}, [], []
         self._requests, self._incarnations = 0, 0
         self.master = Master(self.settings)
         for place in range(pservers):
@@ -187,9 +206,18 @@ class Job:
     def run_errands(self):
         for errand in self.master.take_errands():
             match errand:
+                case PutRecord() if self.shelf.is_stuck:
+                    self.unwritten.append(errand)
+                    continue
                 case PutRecord():
                     self.shelf.record = encode(errand.record)
                     result = RecordPut(errand.number)
+                case Hold():
+                    is_other = self.shelf.holder not in (None, errand.job)
+                    result = Held(f"{self.shelf.holder} makes its checkpoints there", True) if is_other else Held()
+                case PutMetrics():
+                    self.shelf.metrics[errand.serial] = errand.metrics
+                    result = MetricsPut(errand.serial, None)
                 case Look():
                     result = self.look(errand)
                 case PutManifest():
@@ -197,6 +225,7 @@ class Job:
                         result = ManifestPut(errand.complete.serial, "the disk is full")
                     else:
                         self.shelf.complete[errand.complete.serial] = errand.complete
+                        self.shelf.reported = errand.reported
                         result = ManifestPut(errand.complete.serial)
                 case Prune():
                     self.shelf.pruned += errand.remove
@@ -208,10 +237,15 @@ class Job:
         serial = max(self.shelf.complete, default=-1)
         if errand.resume == "never" or not found:
             return Found(next_serial=serial + 1)
-        from evergrad.master.checkpoints import Durable
+        durable = tuple(Durable(s, p, self.best_of(s)) for s, p in found)
+        evaluations, savings = self.shelf.complete[serial].calls
+        return Found(
+            durable, serial + 1, Source(SPEC.url, serial), self.schema, found[-1][1],
+            evaluations, savings, self.shelf.reported,
+        )  # fmt: skip
 
-        durable = tuple(Durable(s, p) for s, p in found)
-        return Found(durable, serial + 1, Source(SPEC.url, serial), self.schema, found[-1][1])
+    def best_of(self, serial):
+        return self.shelf.metrics[serial].best if serial in self.shelf.metrics else None
 
     def wait(self, seconds, *alive):
         for _ in range(max(1, round(seconds / 0.25))):
@@ -366,7 +400,10 @@ def test_storage_that_fails_again_and_again_does_not_hold_an_epoch_for_ever():
     job.train("a")
     job.wait(10, "a")
     assert isinstance(job.answers["a"], Over)
-    assert any("the disk is full" in note for note in job.status().notes)
+    checkpoints = job.status().checkpoints
+    assert (checkpoints.made, checkpoints.newest, checkpoints.failure) == (1, 0, "the disk is full")
+    assert checkpoints.failed >= 3
+    assert any("the disk is full" in event.text and event.is_trouble for event in job.master.take_events())
 
 
 # -- falling back ------------------------------------------------------------------------------------------------------
@@ -594,13 +631,123 @@ def test_the_job_ends_only_when_its_last_version_is_in_a_checkpoint():
     job = Job()
     job.join("a")
     job.batch("a")
-    job.ask("a", WantEpoch(0, 1), BreakDone(0, 1))
     job.shelf.is_failing = True
-    assert job.ask("a", WantEnd()) is None
+    job.ask("a", WantEpoch(0, 1), BreakDone(0, 1))
+    assert job.say("a", Ask(job.request(), Member("a"), WantEnd(), None)) is None
     job.shelf.is_failing = False
     job.wait(5, "a")
     assert isinstance(job.answers["a"], Ended)
     assert progress_of(job)[-1].left_until == 1
+
+
+def test_a_job_of_async_that_is_stopped_in_an_epoch_makes_one_more_checkpoint_and_ends():
+    job = Job(schema=ASYNC)
+    job.join("a")
+    job.train("a", tasks=1)
+    made = len(job.shelf.complete)
+    job.say("launcher", Exited(Request(6), "a", 7))
+    job.say("launcher", StopJob(Request(5), None, grace_s=60.0))
+    job.wait(2)
+    assert job.master.has_ended
+    assert len(job.shelf.complete) == made + 1
+    assert progress_of(job)[-1].standing == ((0, 2),)
+
+
+def report(job, name, epoch, best=None, **metrics):
+    return job.say(name, ReportMetrics(job.request(), Member(name), epoch, metrics, best))
+
+
+def test_what_is_reported_of_an_epoch_is_put_beside_the_checkpoint_of_its_end_and_known_to_the_next_job():
+    first = Job()
+    first.join("a")
+    first.train("a")
+    assert isinstance(report(first, "a", 0, -0.7, auc=0.7), Noted)
+    assert first.shelf.metrics == {1: Metrics({0: {"auc": 0.7}}, -0.7)}
+    for epoch in (1, 2, 3):
+        first.train("a", epoch)
+        report(first, "a", epoch, -0.6, auc=0.6)
+    job = Job(shelf=first.shelf)
+    job.join("b")
+    for epoch in (4, 5, 6):
+        job.train("b", epoch)
+    assert 1 not in job.shelf.pruned, "the best one"
+    assert {2, 3} <= set(job.shelf.pruned)
+    assert job.status().reported[0] == {"auc": 0.7}
+
+
+def test_a_report_is_acknowledged_when_the_next_master_will_know_of_it():
+    job = Job()
+    job.join("a")
+    job.train("a")
+    job.shelf.is_stuck = True
+    assert report(job, "a", 0, 1.5, loss=float("nan")) is None
+    job.shelf.is_stuck = False
+    (errand,) = job.unwritten
+    job.shelf.record = encode(errand.record)
+    job.take(job.master.done(RecordPut(errand.number), job.now))
+    assert isinstance(job.answers["a"], Noted)
+    job.start_master()
+    assert str(job.status().reported[0]) == "{'loss': nan}"
+    assert job.shelf.metrics[1].best == 1.5
+
+
+def test_two_jobs_are_not_let_write_to_one_place():
+    job = Job()
+    job.shelf.holder = "another job"
+    job.join("a")
+    assert job.answers["a"].reason == "another job makes its checkpoints there"
+
+
+def test_a_job_whose_place_another_one_has_taken_ends():
+    job = Job()
+    job.join("a")
+    job.train("a")
+    job.take(job.master.done(Held("storage is away for a moment"), job.now))
+    assert not job.master.is_over
+    job.shelf.holder = "another job"
+    job.start_master()
+    assert job.master.failure == "another job makes its checkpoints there"
+
+
+def test_a_resumed_job_knows_what_was_evaluated_and_saved_before_though_data_and_path_are_others_now():
+    first = Job()
+    first.join("a")
+    task = first.ask("a", WantTotals(-1, 0, DATA))
+    task = first.ask("a", WantTotals(-1, 0, DATA), trained(task))
+    done = EvalDone(task.generation, task.attempt, {"sum": partial(2.5)})
+    while isinstance(task := first.ask("a", WantTotals(-1, 0, DATA), done), EvalTask):
+        done = EvalDone(task.generation, task.attempt, {"sum": partial(2.5)})
+    totals = task.totals
+    save = first.ask("a", WantSaved(-1, 0, "/model"))
+    first.ask("a", WantSaved(-1, 0, "/model"), SaveDone(save.generation, save.attempt))
+    first.train("a")
+    job = Job(shelf=first.shelf)
+    job.join("b")
+    other = DataSpec(9, "other", 3)
+    answer = job.ask("b", WantTotals(-1, 0, other))
+    assert answer.totals["sum"].values == totals["sum"].values == 10.0
+    assert isinstance(job.ask("b", WantSaved(-1, 0, "/elsewhere")), Over)
+
+
+def test_an_epoch_that_is_over_does_not_care_for_other_data_of_the_next_job():
+    first = Job()
+    first.join("a")
+    first.train("a")
+    today = DataSpec(12, "today's data", 2)
+    job = Job(shelf=first.shelf)
+    job.join("b")
+    assert isinstance(job.ask("b", WantBatch(0, today)), Over)
+    assert job.ask("b", WantBatch(1, today)).step == 2
+
+
+def test_in_the_middle_of_an_epoch_other_data_is_refused():
+    first = Job(spec=msgspec.structs.replace(SPEC, every_steps=1))
+    first.join("a")
+    first.train("a", tasks=2)
+    job = Job(shelf=first.shelf)
+    job.join("b")
+    reason = job.ask("b", WantBatch(0, DataSpec(12, "today's data", 2))).reason
+    assert "data is not the job's (samples 8 and 12; content data and today" in reason
 
 
 @pytest.mark.parametrize("schema", [SYNC, ASYNC])

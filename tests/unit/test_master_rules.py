@@ -315,7 +315,7 @@ def test_a_task_in_which_the_script_raises_goes_to_another_and_the_job_goes_on()
     assert any(
         "in a the script raised ValueError: bad in epoch 0, step 0, task 0 (1 of 3)" in n for n in job.status().notes
     )
-    assert any("Traceback: bad" in event for event in job.master.take_events())
+    assert any("Traceback: bad" in event.text for event in job.master.take_events())
 
 
 def test_a_goodbye_said_again_is_no_other_failure():

@@ -1,6 +1,7 @@
 """What the master notes of members that compute otherwise than the others."""
 
 from evergrad.master.master import Master
+from evergrad.master.settings import Settings
 from evergrad.messages import Join, Member, Request, Role
 
 
@@ -13,7 +14,7 @@ def notes(master: Master) -> tuple[str, ...]:
 
 
 def test_a_trainer_whose_numbers_may_differ_is_noted_in_the_status() -> None:
-    master = Master("job", 1, 5.0)
+    master = Master(Settings("job", 1, 5.0))
     join(master, "one", "torch 2, 1 threads")
     join(master, "two", "torch 2, 1 threads")
     assert notes(master) == ()
@@ -25,7 +26,7 @@ def test_a_trainer_whose_numbers_may_differ_is_noted_in_the_status() -> None:
 
 def test_who_says_nothing_of_its_numbers_is_compared_with_nobody() -> None:
     """A process that joins only to tell of a failure has none."""
-    master = Master("job", 1, 5.0)
+    master = Master(Settings("job", 1, 5.0))
     join(master, "one", "")
     join(master, "two", "torch 2, 1 threads")
     join(master, "three", "")

@@ -644,6 +644,27 @@ def test_memory_is_promised_to_what_is_staged():
     assert isinstance(ask(pserver, push(step=1, attempt=SECOND)), Pushed)
 
 
+def test_rows_that_take_the_place_of_evicted_ones_need_no_memory():
+    row, sums = 2 * 4 + 40, 2 * 12
+    room = 3 * (row + sums)
+    pserver = Pserver(Member("p0"), room=lambda: room)
+    pserver.handle(MASTER, restore())
+    ask(pserver, Push(Request(1), Generation(1), INIT_STEP, 0, FIRST, 1, (), (span(0.0),)))
+    ask(pserver, commit(INIT_STEP, (0, FIRST)), MASTER)
+    ask(pserver, push())
+    ask(pserver, commit(0, (0, FIRST)), MASTER)
+    room = 3 * (row + sums) - 1
+    assert isinstance(ask(pserver, push(step=1)), Full)
+    evicting = Push(Request(1), Generation(1), 1, 0, FIRST, 1, (), (), (TableKeys(0, KEYS),))
+    assert isinstance(ask(pserver, evicting), Pushed)
+    ask(pserver, commit(1, (0, FIRST)), MASTER)
+    assert isinstance(ask(pserver, push(step=2)), Pushed)
+    # three rows are free and six are promised now
+    assert isinstance(ask(pserver, push(step=2, task=1, attempt=SECOND)), Full)
+    room = 3 * row + 6 * sums
+    assert isinstance(ask(pserver, push(step=2, task=1, attempt=SECOND)), Pushed)
+
+
 def test_parts_of_a_batch_that_was_applied_are_forgotten():
     pserver = begun()
     half = replace(batch(0), part=0, parts=2)

@@ -524,7 +524,7 @@ def test_in_any_course_of_events_batches_count_once_and_cuts_show_what_was_agree
     for place, pserver in enumerate(pservers):
         pserver.handle(MASTER, abandon(serial + 1))
         assert pserver._batches._waiting == {}
-        assert pserver._promised_bytes == 0
+        assert not pserver._promised
         applied += applied_at(pserver)
         assert pserver._held[0]._tables[0].updates == pserver._held[0]._tables[1].updates == applied_at(pserver)
         for of_serial, pieces in cuts[place].items():

@@ -2,12 +2,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from evergrad import init_rows
 from evergrad.errors import InvariantError
+from evergrad.kernels.half import decoded, encoded
 from evergrad.kernels.hashing import slots_of
 from evergrad.kernels.initial import initial_rows, table_seed
-from evergrad.messages import ExportPart, TableSpec
+from evergrad.messages import ExportPart, TableSpec, Wire
 from evergrad.optim import FTRL, SGD, Adagrad, Adam, AdamW, RowWiseAdagrad
 from evergrad.placement import SLOTS, slots_owned
 from evergrad.pserver.table import Table
@@ -214,6 +216,29 @@ def test_a_pushed_key_of_another_pserver_is_a_bug_and_says_so():
     owner = int(slots_of(key)[0])
     with pytest.raises(InvariantError, match="'user'"):
         Table(table_spec(), 0, range(owner)).update([(key, np.ones((1, 3), np.float32), 1)], 1, 0.1)
+
+
+@pytest.mark.parametrize("wire", [Wire.BFLOAT16, Wire.FLOAT16])
+@pytest.mark.parametrize("rule", EVERY_RULE, ids=repr)
+@pytest.mark.parametrize("options", [{}, {"min_count": 2, "ttl": 3}])
+def test_on_a_wire_of_sixteen_bits_the_bits_are_those_of_converting_in_a_pass_of_its_own(wire, rule, options):
+    spec = replace(table_spec(rule, dim=19), **options)
+    short, plain = Table(spec, 0, ALL, wire), Table(spec, 0, ALL)
+    keys = random_keys(300)
+    for step in range(4):
+        parts = []
+        for samples in range(1, 1 + step % 3):
+            met = keys[np.random.default_rng(step + samples).integers(0, 200, 150)]
+            parts.append((met, encoded(random_grads(met, 19, step + samples), wire), samples))
+        total = sum(samples for _, _, samples in parts)
+        short.update(parts, total, 0.1)
+        plain.update([(met, decoded(grads, wire), samples) for met, grads, samples in parts], total, 0.1)
+    assert 0 < len(short) < 300
+    for evaluating in (False, True):
+        rows = short.pull(keys, evaluating)
+        assert rows.dtype == np.uint16
+        assert rows.tobytes() == encoded(plain.pull(keys, evaluating), wire).tobytes()
+    assert exported(short, ExportPart.VALUES).tobytes() == exported(plain, ExportPart.VALUES).tobytes()
 
 
 def test_arrays_that_lie_unaligned_and_read_only_in_a_network_buffer_are_taken():

@@ -4,8 +4,8 @@ import re
 from collections.abc import Callable, Container, Iterator
 from typing import NamedTuple
 
-from evergrad.checkpoint.layout import MANIFEST, folder_of, serial_of
-from evergrad.checkpoint.manifest import Manifest, read_manifest
+from evergrad.checkpoint.layout import MANIFEST, METRICS, folder_of, serial_of
+from evergrad.checkpoint.manifest import Manifest, read_manifest, with_metrics
 from evergrad.checkpoint.storage import Storage, absolute_url, missing
 from evergrad.errors import CheckpointError, ConfigError
 
@@ -54,7 +54,7 @@ def _entry(storage: Storage, serial: int, sizes: dict[str, int]) -> Entry:
     wrong = missing(sizes, {file.path: file.bytes for file in manifest.files})
     if wrong is not None:
         return Entry(serial, None, f"{storage.where(folder_of(serial))}/{wrong}")
-    return Entry(serial, manifest, None)
+    return Entry(serial, with_metrics(storage, manifest) if METRICS in sizes else manifest, None)
 
 
 def good(storage: Storage, serial: int) -> Manifest:

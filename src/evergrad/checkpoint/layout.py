@@ -5,6 +5,7 @@
     checkpoint_12/__model__/optimizer.pserver_0.group_0.elements_0-28175.safetensors
     checkpoint_12/trainer_0/epoch_id, step_id
     checkpoint_12/manifest.json
+    checkpoint_12/metrics.json
 
 Ranges in names include their last slot or element. Paths in a manifest begin below `checkpoint_12`.
 """
@@ -15,7 +16,7 @@ from urllib.parse import quote
 
 from evergrad.messages import FileKind, Place
 
-MANIFEST = "manifest.json"
+MANIFEST, METRICS = "manifest.json", "metrics.json"
 EPOCH_ID, STEP_ID = "trainer_0/epoch_id", "trainer_0/step_id"
 TABLES, MODEL = "__lookup_table__", "__model__"
 
@@ -56,7 +57,7 @@ def is_data(path: str) -> bool:
 
 def is_ours(path: str) -> bool:
     """Whether a save can have written the file of this path inside a checkpoint, whole or in part."""
-    return path in (MANIFEST, EPOCH_ID, STEP_ID) or is_data(path) or _REMAINS.fullmatch(path) is not None
+    return path in (MANIFEST, METRICS, EPOCH_ID, STEP_ID) or is_data(path) or _REMAINS.fullmatch(path) is not None
 
 
 def folders_of(paths: Iterable[str]) -> list[str]:

@@ -2,15 +2,13 @@
 
 from collections.abc import Iterable
 from datetime import UTC, datetime
-from math import isfinite
-from typing import Any
 
 import msgspec
 
-from evergrad.checkpoint.layout import EPOCH_ID, MANIFEST, STEP_ID, folder_of, is_data
+from evergrad.checkpoint.layout import EPOCH_ID, MANIFEST, METRICS, STEP_ID, folder_of, is_data
 from evergrad.checkpoint.storage import Storage
 from evergrad.errors import CheckpointError, StorageError
-from evergrad.messages import FileInfo, FileKind, GroupKind, Progress, Schema
+from evergrad.messages import EvaluationDone, FileInfo, FileKind, GroupKind, Progress, SavingDone, Schema, documents
 from evergrad.placement import SLOTS
 from evergrad.version import VERSION
 
@@ -35,10 +33,14 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     updates: dict[str, int]
     """How often each table was updated."""
     files: tuple[FileInfo, ...]
+    evaluations: tuple[EvaluationDone, ...] = ()
+    """Those done before it, which a script that goes on from here may ask for again."""
+    savings: tuple[SavingDone, ...] = ()
+    """Models saved before it; they are not saved again."""
     metrics: dict[int, dict[str, float]] = {}
-    """What the script had reported so far, by epoch."""
+    """What the script had reported so far, by epoch; what it has reported since is in `metrics.json`."""
     best: float | None = None
-    """What the script's `best=` made of the metrics reported for this very version; less is better."""
+    """What `best=` made of the metrics of the epoch that ends with it; less is better. It comes from `metrics.json`."""
     numerics: str = ""
     """What the machine's arithmetic depends on, as compared when trainers join."""
 
@@ -62,6 +64,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         return sorted(files, key=lambda f: f.span or (0, 0))
 
 
+class Metrics(msgspec.Struct, frozen=True):
+    """What the script has reported of a checkpoint, which is known only when it exists."""
+
+    metrics: dict[int, dict[str, float]]
+    best: float | None
+
+
 def now() -> str:
     """The time as manifests have it."""
     return datetime.now(UTC).isoformat(timespec="seconds")
@@ -78,7 +87,7 @@ def write_manifest(storage: Storage, manifest: Manifest) -> None:
     storage.put(f"{folder}/{EPOCH_ID}", [f"{manifest.progress.epoch}\n".encode()])
     storage.put(f"{folder}/{STEP_ID}", [f"{manifest.progress.version}\n".encode()])
     path = f"{folder}/{MANIFEST}"
-    if not storage.put_new(path, _encoded(manifest)):
+    if not storage.put_new(path, msgspec.json.format(documents.encode(manifest)) + b"\n"):
         raise CheckpointError(f"{storage.where(path)} is there already: two jobs write to one place; give each its own")
 
 
@@ -100,13 +109,31 @@ def read_manifest(storage: Storage, serial: int) -> Manifest:
         found = msgspec.json.decode(data, type=_Formatted).format
         if found != FORMAT:
             raise CheckpointError(f"{where} is of format {found!r}; this version reads {FORMAT!r}")
-        manifest = msgspec.json.decode(data, type=Manifest, strict=False)  # not strict: nan and infinities are strings
+        manifest = documents.decode(data, Manifest)
     except msgspec.MsgspecError as exc:
         raise CheckpointError(f"{where} cannot be read: {exc}") from exc
     wrong = f"it is that of checkpoint {manifest.serial}" if manifest.serial != serial else check(manifest)
     if wrong is not None:
         raise CheckpointError(f"{where} cannot be right: {wrong}; use another checkpoint")
     return manifest
+
+
+def write_metrics(storage: Storage, serial: int, metrics: Metrics) -> None:
+    """Put what is known of a checkpoint beside its manifest.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    storage.put(f"{folder_of(serial)}/{METRICS}", [msgspec.json.format(documents.encode(metrics)) + b"\n"])
+
+
+def with_metrics(storage: Storage, manifest: Manifest) -> Manifest:
+    """The manifest with what is beside it in `metrics.json`; without where that cannot be read."""
+    try:
+        found = documents.decode(storage.read(f"{folder_of(manifest.serial)}/{METRICS}"), Metrics)
+    except (msgspec.MsgspecError, StorageError):
+        return manifest
+    return msgspec.structs.replace(manifest, metrics=found.metrics, best=found.best)
 
 
 def check(manifest: Manifest) -> str | None:
@@ -137,23 +164,6 @@ def check(manifest: Manifest) -> str | None:
 
 class _Formatted(msgspec.Struct):
     format: str
-
-
-def _encoded(manifest: Manifest) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(_finite(msgspec.to_builtins(manifest, str_keys=True)))) + b"\n"
-
-
-def _finite(value: Any) -> Any:
-    """The same with nan and infinities, which JSON lacks, as strings."""
-    match value:
-        case float():
-            return value if isfinite(value) else str(value)
-        case dict():
-            return {key: _finite(item) for key, item in value.items()}
-        case list() | tuple():
-            return [_finite(item) for item in value]
-        case _:
-            return value
 
 
 def _uncovered(ranges: Iterable[tuple[int, int]], size: int) -> str | None:

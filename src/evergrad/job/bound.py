@@ -18,7 +18,7 @@ from evergrad.job.held_rows import HeldRows
 from evergrad.job.local import LocalModel
 from evergrad.job.optimizer import JobOptimizer
 from evergrad.job.rows import BatchRows
-from evergrad.kernels.half import decoded, encoded
+from evergrad.kernels.half import as_seen, encoded
 from evergrad.kernels.merge import all_finite
 from evergrad.messages import (
     NEWEST,
@@ -255,10 +255,10 @@ class BoundModel:
         """The same as the job's wire has them."""
         sent = [r._replace(grads=encoded(r.grads, self._wire)) for r in rows]
         for r in sent:
-            self._check_finite(r.table, decoded(r.grads, self._wire), what)
+            self._check_finite(r.table, as_seen(r.grads, self._wire), what)
         return sent
 
-    def _check_finite(self, table: int, grads: Floats, what: str) -> None:
+    def _check_finite(self, table: int, grads: AnyArray, what: str) -> None:
         if not all_finite(grads.reshape(-1)):
             raise NotFinite(f"{what} of table {self.tables[table].name!r}")
 

@@ -81,7 +81,7 @@ class Group:
 
     def check_finite(self, flat: AnyArray, what: str) -> None:
         """Raise NotFinite if flat values have NaN or infinity; `what` they are of a parameter or buffer."""
-        if not all_finite(flat):
+        if flat.dtype == np.float32 and not all_finite(flat):
             spans = zip(self.spec.parameters, self._spans(), strict=True)
             raise NotFinite(f"{what} {next(p for p, (a, b) in spans if not all_finite(flat[a:b])).name!r}")
 

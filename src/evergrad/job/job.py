@@ -40,7 +40,6 @@ from evergrad.messages import (
     AsyncTask,
     BreakDone,
     DataSpec,
-    Done,
     EpochIs,
     EvalDone,
     EvalTask,
@@ -153,7 +152,6 @@ class Job:
         self._epoch: int | None = None
         self._trained_epoch: int | None = None
         self._calls: Counter[tuple[str, int]] = Counter()
-        self._done: Done | None = None
         self._batch: OpenBatch | None = None
         self._is_evaluating = False
         self._loop: Callable[[], Batches | None] = lambda: None
@@ -216,8 +214,8 @@ class Job:
                 self._session.inside = f"in the middle of epoch {epoch - first}"
                 yield epoch - first
         except GeneratorExit:
-            last = self._done.last if isinstance(self._done, BreakDone) else None
-            self._done = BreakDone(epoch, self._until, last)
+            done = self._session.done
+            self._session.done = BreakDone(epoch, self._until, done.last if isinstance(done, BreakDone) else None)
         finally:
             self._epoch, self._place, self._session.inside = None, self._until, ""
 
@@ -265,7 +263,8 @@ class Job:
                     case Over():
                         return
         except BaseException:
-            self._done = BreakDone(epoch, 0, self._done if isinstance(self._done, TrainDone) else None)
+            done = self._session.done
+            self._session.done = BreakDone(epoch, 0, done if isinstance(done, TrainDone) else None)
             raise
         finally:
             reader.close()
@@ -289,7 +288,7 @@ class Job:
             raise
         finally:
             if is_done and not batch.is_void:
-                self._done = TrainDone(task.generation, task.attempt, batch.contributed, batch.metrics)
+                self._session.done = TrainDone(task.generation, task.attempt, batch.contributed, batch.metrics)
 
     def _local_task(self, task: SyncTask, data: Dataset, spec: DataSpec, shuffle: bool) -> Batches:
         """The batches of a task, each a step taken here; what they come to is handed in at the end, or at a `break`."""
@@ -308,10 +307,10 @@ class Job:
                     self._warn_if_no_step(batch)
                 finally:
                     metrics = added(metrics, batch.metrics)
-            self._done = self._hand_in(task, metrics)
+            self._session.done = self._hand_in(task, metrics)
         except GeneratorExit:
             if local.samples:
-                self._done = self._hand_in(task, metrics)
+                self._session.done = self._hand_in(task, metrics)
             raise
         except Void:
             return
@@ -344,7 +343,7 @@ class Job:
         reading = Ahead(read, -(-ids.size // spec.batch_size), reader if reads_anywhere(data) else None)
         metrics = yield from self._async.run(task, self._schema, reading, request)
         if metrics is not None:
-            self._done = TrainDone(task.generation, task.attempt, True, metrics)
+            self._session.done = TrainDone(task.generation, task.attempt, True, metrics)
 
     def evaluate(self, fn: Callable[[Any], Mapping[str, Any]], dataset: object, batch_size: int) -> dict[str, Any]:
         """Evaluate the model as it is now, the work shared out among the trainers; all get the same totals.
@@ -395,11 +394,11 @@ class Job:
             return
         except (Exception, KeyboardInterrupt) as exc:
             failure = f"evaluate: {type(exc).__name__} on one of the trainers: {exc}"
-            self._done = EvalDone(task.generation, task.attempt, {}, failure)
+            self._session.done = EvalDone(task.generation, task.attempt, {}, failure)
             raise
         finally:
             self._is_evaluating = False
-        self._done = EvalDone(task.generation, task.attempt, totals)
+        self._session.done = EvalDone(task.generation, task.attempt, totals)
 
     def report(self, metrics: Mapping[str, Any]) -> None:
         """Show metrics: inside `batches` of the present batch (means of the epoch are shown), else of the epoch."""
@@ -461,7 +460,7 @@ class Job:
             if isinstance(answer, Over):
                 return
             if isinstance(answer, SaveTask):
-                self._done = self._save(answer, target)
+                self._session.done = self._save(answer, target)
 
     def _save(self, task: SaveTask, path: Path) -> SaveDone | None:
         """Save; returns what to report, or None if it falls to another trainer."""
@@ -523,11 +522,10 @@ class Job:
         self._close_batch()
         self._session.task = None
         while True:
-            done, self._done = self._done, None
-            answer = self._session.driver.run(self._session.trainer.ask(want, done))
+            answer = self._session.ask(want)
             if not isinstance(answer, InitTask):
                 return answer
-            self._done = self._hand_in_initial(answer)
+            self._session.done = self._hand_in_initial(answer)
 
     def _hand_in_initial(self, task: InitTask) -> TrainDone | None:
         bound = self._check_bound("init")

@@ -1,42 +1,42 @@
-"""Rows out of an arena: those that exist copied, those that do not from their keys."""
+"""Rows out of an arena, in the type that the job's wire has."""
 
-from evergrad.kernels.arrays import Floats, Keys, Rows
-from evergrad.kernels.initial import FIRST, SCRATCH, First, Scratch, fill_row, write_tails
-from evergrad.kernels.jit import f32, i64, kernel, prefetch, reads, void, writes
+import numpy as np
 
-_AHEAD = 48
-_LINE = 16
-"""Floats of a cache line."""
+from evergrad.kernels.arrays import Floats, Rows
+from evergrad.kernels.jit import f32, i64, inline, kernel, prefetch, reads, writes
+from evergrad.kernels.lanes import WIDTH, WIRE, Count, Wired, load, over, store
+
+_AHEAD = 32
+_LINE_BYTES = 64
 
 
-@kernel(i64, reads(f32), i64, reads(i64), writes(f32, 2))
-def copy_rows(arena: Floats, stride: int, rows: Rows, out: Floats) -> int:
+def empty_rows(count: int, dim: int, dtype: type[np.generic]) -> Wired:
+    """Room for so many rows, beginning with a cache line: writing lines that lie across two takes a third longer."""
+    size = count * dim * np.dtype(dtype).itemsize
+    room = np.empty(size + _LINE_BYTES, np.uint8)
+    start = -room.ctypes.data % _LINE_BYTES
+    return room[start : start + size].view(dtype).reshape(count, dim)
+
+
+@inline
+def _copy(at: int, count: Count, arena: Floats, start: int, out: Wired, to: int) -> None:
+    store(out, to + at, count, load(arena, start + at, count))
+
+
+@kernel(i64, reads(f32), i64, reads(i64), tuple(writes(dtype, 2) for dtype in WIRE))
+def copy_rows(arena: Floats, stride: int, rows: Rows, out: Wired) -> int:
     """Copy the values of `rows` that are not negative; returns how many are negative."""
     n, dim = out.shape
+    flat = out.reshape(-1)
     missing = 0
-    for i in range(min(_AHEAD, n)):
-        for at in range(0, dim, _LINE):
-            prefetch(arena, rows[i] * stride + at)
-    for i in range(n):
+    for i in range(-_AHEAD, n):
         if i + _AHEAD < n:
-            for at in range(0, dim, _LINE):
-                prefetch(arena, rows[i + _AHEAD] * stride + at)
-        if rows[i] < 0:
-            missing += 1
-            continue
-        start = rows[i] * stride
-        value, to = arena[start : start + dim], out[i]
-        for c in range(dim):
-            to[c] = value[c]
+            start = rows[i + _AHEAD] * stride
+            for at in range(start // WIDTH * WIDTH, start + dim, WIDTH):
+                prefetch(arena, at)
+        if i >= 0:
+            if rows[i] < 0:
+                missing += 1
+            else:
+                over(_copy, dim, (arena, rows[i] * stride, flat, i * dim))
     return missing
-
-
-@kernel(void, reads(i64), reads(i64), FIRST, SCRATCH, writes(f32, 2))
-def fill_missing(rows: Rows, keys: Keys, first: First, scratch: Scratch, out: Floats) -> None:
-    """Write the initial values of the keys whose row is negative."""
-    dim = out.shape[1]
-    flat, pending = out.reshape(-1), 0
-    for i in range(keys.size):
-        if rows[i] < 0:
-            pending = fill_row(flat, i * dim, dim, keys[i], first, scratch, pending)
-    write_tails(flat, first, scratch, pending)

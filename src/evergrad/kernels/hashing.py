@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evergrad.kernels.arrays import Keys
-from evergrad.kernels.jit import Integer, i32, i64, inline, making_kernel, reads, writes
+from evergrad.kernels.jit import Integer, flag, i32, i64, inline, kernel, making_kernel, reads, writes
 from evergrad.placement import SLOTS
 
 SLOT_SHIFT = np.uint64(64 - (SLOTS - 1).bit_length())
@@ -54,6 +54,15 @@ def number_of(
         keys[first + count] = key
     number: Integer = scratch[at]
     return number
+
+
+@kernel(flag, reads(i64), i64, i64)
+def are_owned(keys: Keys, first: int, stop: int) -> bool:
+    """Whether the slots of all keys are among those from `first` up to `stop`."""
+    owned = 0
+    for i in range(keys.size):
+        owned += bool(first <= np.int64(hash_key(keys[i]) >> SLOT_SHIFT) < stop)
+    return owned == keys.size
 
 
 @making_kernel(i64, reads(i64), writes(i64), writes(i32))

@@ -26,6 +26,7 @@ from evergrad.kernels.aside import ASIDE, Aside, keep_entry
 from evergrad.kernels.entry import EMPTY, Integer
 from evergrad.kernels.hashing import SLOT_SHIFT, hash_key
 from evergrad.kernels.jit import i64, inline, kernel, pair, prefetch, reads, record, u8, void, writes
+from evergrad.kernels.lanes import row_in_line
 
 UNIT_CLASS = 2
 UNIT = 1 << UNIT_CLASS
@@ -39,7 +40,7 @@ FREE = CLASSES + 2
 
 NOT_OURS = -1
 """As the count of keys done: a key belongs to a slot that is not owned."""
-_AHEAD = 32
+_AHEAD = 40
 _LEAST_FULL, _SPREAD = 76, 32
 """A slot's region is enlarged when 76 to 107 of 128 entries are used, by the slot's number: slots have about the same
 number of rows, and would else all be enlarged by the same few updates."""
@@ -87,6 +88,13 @@ def empty_index(slots: range) -> Index:
 @inline
 def _pack(start: Integer, size_class: Integer) -> Integer:
     return (start << _CLASS_BITS) | size_class
+
+
+@inline
+def _first(hashed: np.uint64, mask: Integer) -> Integer:
+    """Where in a region of `mask` + 1 entries probing begins: with a cache line."""
+    at: Integer = np.int64(hashed) & mask & -UNIT
+    return at
 
 
 @inline
@@ -162,7 +170,7 @@ def _allocate(index: Index, size_class: Integer) -> Integer:
 @inline
 def _settle(index: Index, start: Integer, mask: Integer, key: np.int64, row: Integer) -> None:
     """Write an entry for a key that has none into the region."""
-    to = np.int64(hash_key(key)) & mask
+    to = _first(hash_key(key), mask)
     while index.entries[2 * (start + to) + 1] != EMPTY:
         to = (to + 1) & mask
     index.entries[2 * (start + to)] = key
@@ -191,7 +199,7 @@ def _probe(index: Index, packed: Integer, key: np.int64, hashed: np.uint64) -> I
     """The entry that holds `key`, or the empty one where it would go."""
     start = packed >> _CLASS_BITS
     mask = (1 << (packed & _CLASS_MASK)) - 1
-    at = np.int64(hashed) & mask
+    at = _first(hashed, mask)
     while index.entries[2 * (start + at) + 1] != EMPTY and index.entries[2 * (start + at)] != key:
         at = (at + 1) & mask
     return start + at
@@ -210,10 +218,21 @@ def _home(index: Index, hashed: np.uint64) -> Integer:
     packed = index.regions[slot]
     if packed < 0:
         return -1
-    at: Integer = (packed >> _CLASS_BITS) + (np.int64(hashed) & ((1 << (packed & _CLASS_MASK)) - 1))
+    at: Integer = (packed >> _CLASS_BITS) + _first(hashed, (1 << (packed & _CLASS_MASK)) - 1)
     prefetch(index.entries, 2 * at)
     prefetch(index.entries, 2 * (at + UNIT))
     return at
+
+
+@inline
+def _row_from(index: Index, home: Integer, key: np.int64) -> Integer:
+    """The row of a key whose probing begins at the entry `home`, or a negative number where it has none."""
+    row: Integer = row_in_line(index.entries, 2 * home, key)
+    if row == EMPTY and index.entries[2 * (home + UNIT - 1) + 1] != EMPTY:
+        hashed = hash_key(key)
+        at = _probe(index, index.regions[np.int64(hashed >> SLOT_SHIFT) - index.first_slot], key, hashed)
+        row = index.entries[2 * at + 1]
+    return row
 
 
 def find(index: Index, keys: Keys) -> Rows:
@@ -226,19 +245,11 @@ def find(index: Index, keys: Keys) -> Rows:
 @kernel(void, INDEX, reads(i64), writes(i64))
 def _find(index: Index, keys: Keys, rows: Rows) -> None:
     n = keys.size
-    for i in range(min(_AHEAD, n)):
-        rows[i] = _home(index, hash_key(keys[i]))
-    for i in range(n):
+    for i in range(-_AHEAD, n):
         if i + _AHEAD < n:
             rows[i + _AHEAD] = _home(index, hash_key(keys[i + _AHEAD]))
-        at = rows[i]
-        if at < 0:
-            continue
-        key = keys[i]
-        if index.entries[2 * at] != key and index.entries[2 * at + 1] != EMPTY:
-            hashed = hash_key(key)
-            at = _probe(index, index.regions[np.int64(hashed >> SLOT_SHIFT) - index.first_slot], key, hashed)
-        rows[i] = index.entries[2 * at + 1]
+        if i >= 0 and rows[i] >= 0:
+            rows[i] = _row_from(index, rows[i], keys[i])
 
 
 @inline
@@ -285,16 +296,18 @@ def find_or_make(index: Index, keys: Keys, begin: int, made: int, rows: Rows, ne
         NOT_OURS for a key of another pserver) and how many rows are made in all.
     """
     n = keys.size
-    for i in range(begin, min(begin + _AHEAD, n)):
-        rows[i] = _home(index, hash_key(keys[i]))
     moved = begin  # the homes of keys before it may be out of date
-    for i in range(begin, n):
+    for i in range(begin - _AHEAD, n):
         if i + _AHEAD < n:
             rows[i + _AHEAD] = _home(index, hash_key(keys[i + _AHEAD]))
-        key = keys[i]
-        if i >= moved and rows[i] >= 0 and index.entries[2 * rows[i]] == key and index.entries[2 * rows[i] + 1] >= 0:
-            rows[i] = index.entries[2 * rows[i] + 1]
+        if i < begin:
             continue
+        key = keys[i]
+        if i >= moved and rows[i] >= 0:
+            row = _row_from(index, rows[i], key)
+            if row >= 0:
+                rows[i] = row
+                continue
         hashed = hash_key(key)
         slot = np.int64(hashed >> SLOT_SHIFT) - index.first_slot
         if slot < 0 or slot >= index.regions.size:
@@ -349,7 +362,7 @@ def remove(index: Index, aside: Aside, slot: Integer, at: Integer) -> None:
     hole = at - start
     to = (hole + 1) & mask
     while index.entries[2 * (start + to) + 1] != EMPTY:
-        home = np.int64(hash_key(index.entries[2 * (start + to)])) & mask
+        home = _first(hash_key(index.entries[2 * (start + to)]), mask)
         if ((to - home) & mask) >= ((to - hole) & mask):
             index.entries[2 * (start + hole)] = index.entries[2 * (start + to)]
             index.entries[2 * (start + hole) + 1] = index.entries[2 * (start + to) + 1]

@@ -249,11 +249,16 @@ def _initial(keys: Keys, dim: int, first: First, scratch: Scratch, out: Floats) 
     write_tails(out, first, scratch, pending)
 
 
+def first_rows(keys: Keys, dim: int, first: First, scratch: Scratch) -> Floats:
+    """The first values of the rows of `keys`, shape (n, dim); `scratch` is of `scratch_for(dim)`."""
+    rows = np.empty((keys.size, dim), np.float32)
+    _initial(keys, dim, first, scratch, rows.reshape(-1))
+    return rows
+
+
 def initial_rows(keys: Keys, dim: int, initializer: Initializer, seed: int) -> Floats:
     """The first values of the rows of `keys`, shape (n, dim); `seed` is the table's (`table_seed`)."""
-    rows = np.empty((keys.size, dim), np.float32)
-    _initial(keys, dim, first_values(initializer, dim, seed), scratch_for(dim), rows.reshape(-1))
-    return rows
+    return first_rows(keys, dim, first_values(initializer, dim, seed), scratch_for(dim))
 
 
 @kernel(f64, f64)

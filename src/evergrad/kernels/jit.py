@@ -1,7 +1,7 @@
-"""How kernels are compiled: the one place that knows numba.
+"""How kernels are compiled. This and `lanes.py` are all that knows numba.
 
-Every kernel has one signature, so nothing is ever compiled in the middle of a job. Arrays that a kernel only reads are
-declared read-only and unaligned (`reads`): both what numpy makes and what lies in a network buffer fit.
+Every kernel says which types it takes, so nothing is ever compiled in the middle of a job. Arrays that a kernel only
+reads are declared read-only and unaligned (`reads`): both what numpy makes and what lies in a network buffer fit.
 Kernels compute with + - * / sqrt and `fused` without fast-math, so each result is correctly rounded, however it is
 vectorized.
 
@@ -29,6 +29,7 @@ _COUNT_NO_REFERENCES = {"_nrt": False}
 
 f32 = types.float32
 f64 = types.float64
+i16 = types.int16
 i32 = types.int32
 i64 = types.int64
 u8 = types.uint8
@@ -67,20 +68,26 @@ def record(named_tuple: type, *fields: Any) -> Any:
 def kernel(result: Any, *arguments: Any) -> Callable[[Function], Function]:
     """Compile a function for these types now, or load it from numba's cache.
 
-    Called with arrays of other types or layouts it raises TypeError. The function makes no array, and so no array's
-    references are counted: a slice in a loop would else count up and down with atomic operations, each of which waits
-    for all loads under way and undoes every prefetch.
+    An argument given as a tuple of types is compiled for each of them; several such are taken side by side. Called
+    with arrays of other types or layouts it raises TypeError. The function makes no array, and so no array's references
+    are counted: a slice in a loop would else count up and down with atomic operations, each of which waits for all
+    loads under way and undoes every prefetch.
     """
-    return _compiled(result(*arguments), **_COUNT_NO_REFERENCES)
+    return _compiled(_signatures(result, arguments), **_COUNT_NO_REFERENCES)
 
 
 def making_kernel(result: Any, *arguments: Any) -> Callable[[Function], Function]:
     """As `kernel`, for a function that makes arrays. It should not slice arrays in its inner loops."""
-    return _compiled(result(*arguments))
+    return _compiled(_signatures(result, arguments))
 
 
-def _compiled(signature: Any, **options: bool) -> Callable[[Function], Function]:
-    decorate = _compile(signature, nogil=True, cache=True, error_model="numpy", **options)
+def _signatures(result: Any, arguments: tuple[Any, ...]) -> list[Any]:
+    count = max((len(a) for a in arguments if isinstance(a, tuple)), default=1)
+    return [result(*(a[n] if isinstance(a, tuple) else a for a in arguments)) for n in range(count)]
+
+
+def _compiled(signatures: list[Any], **options: bool) -> Callable[[Function], Function]:
+    decorate = _compile(signatures, nogil=True, cache=True, error_model="numpy", **options)
     return cast(Callable[[Function], Function], decorate)
 
 
@@ -148,20 +155,9 @@ def _prefetch(typing_context: Any, array: Any, index: Any) -> Any:
     return types.void(array, types.int64), generate
 
 
-@intrinsic
-def _fused(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.fma(*arguments)
-
-    return f32(f32, f32, f32), generate
-
-
-fused = cast(Callable[[Any, Any, Any], np.float32], _fused)
-"""Inside kernels only: a * b + c of float32, rounded once; by the processor, or on one that cannot by the C library."""
-
 prefetch = cast(Callable[[NDArray[Any], Integer], None], _prefetch)
 """Inside kernels only: start loading the cache line of `array[index]` of a 1-D array; any index is safe.
 
 Into the second-level cache: the first has few places for lines on their way, which are then the limit, and it costs
-little to get a line from the second (measured in docs/design/0007-prefetch.md).
+little to get a line from the second (measured in docs/design/0007-waiting-for-memory.md).
 """

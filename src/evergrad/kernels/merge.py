@@ -5,43 +5,83 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from evergrad.kernels.arrays import Floats, Numbers
+from evergrad.kernels.arrays import Floats, Numbers, Rows
 from evergrad.kernels.hashing import unique
-from evergrad.kernels.jit import f32, f64, flag, i32, i64, kernel, making_kernel, reads, void, writes
+from evergrad.kernels.jit import f32, f64, flag, i32, i64, inline, kernel, making_kernel, prefetch, reads, void, writes
+from evergrad.kernels.lanes import (
+    GRADS,
+    WIDTH,
+    WIRE,
+    Count,
+    Wired,
+    add_products,
+    fused,
+    is_any,
+    load,
+    over,
+    quotient,
+    store,
+)
 
-RowPart = tuple[NDArray[np.int64], Floats, int]
-"""What one task contributes to a table: keys, their gradients (n, dim), samples."""
+_AHEAD = 16
+_LINE = 8
+"""Sums in a cache line."""
+
+RowPart = tuple[NDArray[np.int64], Wired, int]
+"""What one task contributes to a table: keys, their gradients (n, dim) as kernels see the wire's, samples."""
 
 
-def all_finite(array: Floats) -> bool:
-    """Whether no element is NaN or infinite. Cost: one pass at the speed of memory, a byte of scratch an element."""
-    return bool(np.isfinite(array).all())
+@kernel(flag, tuple(reads(dtype) for dtype in WIRE))
+def all_finite(numbers: Wired) -> bool:
+    """Whether none is NaN or infinite: of all numbers only these times zero are not zero."""
+    total = load(numbers, 0, 0)
+    whole = numbers.size // WIDTH * WIDTH
+    for at in range(0, whole, WIDTH):
+        total = fused(load(numbers, at, None), 0.0, total)
+    total = fused(load(numbers, whole, numbers.size - whole), 0.0, total)
+    return not is_any(total != 0.0)
 
 
 @making_kernel(flag, reads(i64))
-def has_duplicates(rows: NDArray[np.int64]) -> bool:
-    """Whether two numbers of zero or more are the same. Cost: one probe of a scratch table each."""
+def has_duplicates(rows: Rows) -> bool:
+    """Whether two numbers, none of them negative, are the same; said of some that are 2**32 apart, too.
+
+    Cost: one probe of a scratch table each.
+    """
     size = 16
-    while size < 2 * rows.size:
+    while size < 4 * rows.size:
         size *= 2
     mask = size - 1
-    table = np.full(size, -1, np.int64)
+    table = np.zeros(size, np.int32)
     for i in range(rows.size):
+        mark = np.int32(rows[i] + 1)
         at = rows[i] & mask
-        while table[at] >= 0:
-            if table[at] == rows[i]:
+        while table[at] != 0:
+            if table[at] == mark:
                 return True
             at = (at + 1) & mask
-        table[at] = rows[i]
+        table[at] = mark
     return False
 
 
-@kernel(void, writes(f64, 2), reads(i32), reads(i32), reads(f32, 2), f64, f64, writes(f32, 2))
+@inline
+def _add(at: int, count: Count, sums: Numbers, to: int, grads: Wired, start: int, samples: float) -> None:
+    add_products(sums, to + at, count, load(grads, start + at, count), samples)
+
+
+@inline
+def _divide(
+    at: int, count: Count, means: Floats, to: int, grads: Wired, start: int, samples: float, total: float
+) -> None:
+    store(means, to + at, count, quotient(load(grads, start + at, count), samples, total))
+
+
+@kernel(void, writes(f64, 2), reads(i32), reads(i32), GRADS, f64, f64, writes(f32, 2))
 def add_rows(
     sums: Numbers,
     numbers: NDArray[np.int32],
     shared: NDArray[np.int32],
-    grads: Floats,
+    grads: Wired,
     samples: float,
     total: float,
     means: Floats,
@@ -52,17 +92,16 @@ def add_rows(
     zero, divided, would be. `shared[j]` is the number of key j's sum, negative for such a key.
     """
     dim = means.shape[1]
+    flat, flat_sums, flat_means = grads.reshape(-1), sums.reshape(-1), means.reshape(-1)
     for i in range(numbers.size):
-        grad = grads[i]
+        if i + _AHEAD < numbers.size:
+            for at in range(0, dim, _LINE):
+                prefetch(flat_sums, dim * shared[numbers[i + _AHEAD]] + at)
         at = shared[numbers[i]]
         if at < 0:
-            mean = means[numbers[i]]
-            for c in range(dim):
-                mean[c] = np.float32((0.0 + samples * np.float64(grad[c])) / total)
+            over(_divide, dim, (flat_means, dim * numbers[i], flat, i * dim, samples, total))
         else:
-            row = sums[at]
-            for c in range(dim):
-                row[c] += samples * np.float64(grad[c])
+            over(_add, dim, (flat_sums, dim * at, flat, i * dim, samples))
 
 
 @kernel(void, reads(f64, 2), reads(i32), f64, writes(f32, 2))

@@ -73,22 +73,6 @@ def note_made(notes: Notes, rows: Rows, step: int, count: int) -> None:
         notes[2 * rows[i] + 1] = count
 
 
-@inline
-def is_owned(index: Index, key: np.int64) -> bool:
-    """Whether a key's slot is one of the index."""
-    slot = np.int64(hash_key(key) >> SLOT_SHIFT) - index.first_slot
-    return bool(0 <= slot < index.regions.size)
-
-
-@kernel(flag, INDEX, reads(i64))
-def are_owned(index: Index, keys: Keys) -> bool:
-    """Whether the slots of all keys are those of the index."""
-    owned = 0
-    for i in range(keys.size):
-        owned += is_owned(index, keys[i])
-    return owned == keys.size
-
-
 @kernel(i64, INDEX, ASIDE, reads(i32), i64, i64, i64, i64, i64, writes(i64))
 def expire(
     index: Index, aside: Aside, notes: Notes, step: int, period: int, ttl: int, candidate_ttl: int, most: int,

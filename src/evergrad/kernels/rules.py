@@ -8,40 +8,55 @@ SGD has torch's bits. The other rules differ from torch only by its square root,
 float32 (`tests/numerics/test_rules.py`: with a correctly rounded root in torch all bits are the same).
 """
 
+from typing import NamedTuple
+
 import numpy as np
 
-from evergrad.kernels.arrays import Floats, Keys, Rows
+from evergrad.kernels.arrays import Floats, Keys, Numbers, Rows
 from evergrad.kernels.initial import FIRST, SCRATCH, First, Scratch, fill_row, write_tails
-from evergrad.kernels.jit import f32, f64, flag, fused, i64, inline, kernel, prefetch, reads, slicing, void, writes
-from evergrad.kernels.spans import decayed, descend, descend_with_momentum, ftrl, ftrl_of_power
+from evergrad.kernels.jit import f32, f64, flag, i64, inline, kernel, prefetch, reads, void, writes
+from evergrad.kernels.lanes import GRADS, WIDTH, Count, Lanes, Wired, add_squares, fused, load, over, root, store
+from evergrad.kernels.spans import decayed, descended, descended_with_momentum, ftrl
 
 _AHEAD = 32
-_LINE = 16
+
+
+class Row(NamedTuple):
+    """A row of an arena and its gradient, for the rules."""
+
+    arena: Floats
+    start: int
+    """Where its value begins; the parts of its state follow, each as long."""
+    dim: int
+    grads: Wired
+    grad_start: int
 
 
 @inline
-def prefetch_span(array: Floats, start: int, size: int) -> None:
-    """Start loading `array[start:start + size]`."""
-    for at in range(start, start + size, _LINE):
-        prefetch(array, at)
-    prefetch(array, start + size - 1)
+def part(row: Row, which: int, at: int, count: Count) -> Lanes:
+    """A line of a row's value, part 0, or of its state."""
+    return load(row.arena, row.start + which * row.dim + at, count)
+
+
+@inline
+def put(row: Row, which: int, at: int, count: Count, lanes: Lanes) -> None:
+    """Write a line of part 0, 1, ..."""
+    store(row.arena, row.start + which * row.dim + at, count, lanes)
+
+
+@inline
+def grad_of(row: Row, at: int, count: Count) -> Lanes:
+    """A line of a row's gradient."""
+    return load(row.grads, row.grad_start + at, count)
 
 
 @inline
 def prefetch_ahead(arena: Floats, rows: Rows, i: int, stride: int) -> None:
     """Start loading the row that will be needed a little after row `i` of `rows`."""
     if i + _AHEAD < rows.size:
-        prefetch_span(arena, rows[i + _AHEAD] * stride, stride)
-
-
-@slicing
-def part(arena: Floats, start: int, number: int, dim: int) -> Floats:
-    """Slice `dim` elements of the row that begins at `start`: its value is part 0, then comes its state.
-
-    A slice, not an offset: its elements are then counted from zero, without which the loops are not vectorized.
-    """
-    begin = start + number * dim
-    return arena[begin : begin + dim]
+        start = rows[i + _AHEAD] * stride
+        for at in range(start // WIDTH * WIDTH, start + stride, WIDTH):
+            prefetch(arena, at)
 
 
 @kernel(void, writes(f32), i64, i64, reads(i64), reads(i64), FIRST, SCRATCH, f32)
@@ -57,18 +72,34 @@ def make_rows(
     write_tails(arena, first, scratch, pending)
 
 
-@kernel(void, writes(f32), reads(i64), reads(f32, 2), f32, f32)
-def sgd_rows(arena: Floats, rows: Rows, grads: Floats, lr: float, decay: float) -> None:
+@inline
+def _sgd(at: int, count: Count, row: Row, lr: float, decay: float) -> None:
+    put(row, 0, at, count, descended(part(row, 0, at, count), grad_of(row, at, count), lr, decay))
+
+
+@kernel(void, writes(f32), reads(i64), GRADS, f32, f32)
+def sgd_rows(arena: Floats, rows: Rows, grads: Wired, lr: float, decay: float) -> None:
     """SGD without momentum once for each of the different `rows`."""
     n, dim = grads.shape
+    flat = grads.reshape(-1)
     for i in range(n):
         prefetch_ahead(arena, rows, i, dim)
-        descend(part(arena, rows[i] * dim, 0, dim), grads[i], lr, decay)
+        over(_sgd, dim, (Row(arena, rows[i] * dim, dim, flat, i * dim), lr, decay))
 
 
-@kernel(void, writes(f32), i64, reads(i64), reads(f32, 2), f32, f32, f32, f32, flag)
+@inline
+def _momentum(
+    at: int, count: Count, row: Row, lr: float, decay: float, momentum: float, share: float, nesterov: bool
+) -> None:
+    value, buffer, grad = part(row, 0, at, count), part(row, 1, at, count), grad_of(row, at, count)
+    value, buffer = descended_with_momentum(value, buffer, grad, lr, decay, momentum, share, nesterov)
+    put(row, 1, at, count, buffer)
+    put(row, 0, at, count, value)
+
+
+@kernel(void, writes(f32), i64, reads(i64), GRADS, f32, f32, f32, f32, flag)
 def momentum_rows(
-    arena: Floats, stride: int, rows: Rows, grads: Floats,
+    arena: Floats, stride: int, rows: Rows, grads: Wired,
     lr: float, decay: float, momentum: float, share: float, nesterov: bool,
 ) -> None:  # fmt: skip
     """SGD with momentum once for each of the different `rows`; `share` is 1 - dampening.
@@ -76,84 +107,93 @@ def momentum_rows(
     A row of 2 * dim + 1 floats says in the last whether it had a gradient; one of 2 * dim is not dampened.
     """
     n, dim = grads.shape
+    flat = grads.reshape(-1)
     for i in range(n):
         prefetch_ahead(arena, rows, i, stride)
         start = rows[i] * stride
         is_first = stride > 2 * dim and arena[start + 2 * dim] == 0.0
         if is_first:
             arena[start + 2 * dim] = 1.0
-        value, buffer = part(arena, start, 0, dim), part(arena, start, 1, dim)
         now = np.float32(1.0) if is_first else share
-        descend_with_momentum(value, buffer, grads[i], lr, decay, momentum, now, nesterov)
+        over(_momentum, dim, (Row(arena, start, dim, flat, i * dim), lr, decay, momentum, now, nesterov))
 
 
-@kernel(void, writes(f32), reads(i64), reads(f32, 2), f32, f32, f32)
-def adagrad_rows(arena: Floats, rows: Rows, grads: Floats, lr: float, decay: float, eps: float) -> None:
+@inline
+def _adagrad(at: int, count: Count, row: Row, lr: float, decay: float, eps: float) -> None:
+    value = part(row, 0, at, count)
+    g = decayed(grad_of(row, at, count), decay, value)
+    s = part(row, 1, at, count) + g * g
+    put(row, 1, at, count, s)
+    put(row, 0, at, count, fused(-lr, g / (root(s) + eps), value))
+
+
+@kernel(void, writes(f32), reads(i64), GRADS, f32, f32, f32)
+def adagrad_rows(arena: Floats, rows: Rows, grads: Wired, lr: float, decay: float, eps: float) -> None:
     """Adagrad once for each of the different `rows`."""
     n, dim = grads.shape
+    flat = grads.reshape(-1)
     for i in range(n):
         prefetch_ahead(arena, rows, i, 2 * dim)
-        start = rows[i] * 2 * dim
-        value, state = part(arena, start, 0, dim), part(arena, start, 1, dim)
-        grad = grads[i]
-        for c in range(dim):
-            g = decayed(grad[c], decay, value[c])
-            s = state[c] + g * g
-            state[c] = s
-            value[c] = fused(-lr, g / (np.sqrt(s) + eps), value[c])
+        over(_adagrad, dim, (Row(arena, rows[i] * 2 * dim, dim, flat, i * dim), lr, decay, eps))
+
+
+def scratch() -> tuple[Floats, Numbers]:
+    """What `rowwise_adagrad_rows` works in: a line of each of so many rows, and their sums."""
+    return np.empty(WIDTH * WIDTH, np.float32), np.empty(WIDTH)
 
 
 @inline
-def square_of(grad: float, decay: float, weight: float) -> float:
-    """The square of a gradient with weight decay, exact."""
-    g = np.float64(decayed(grad, decay, weight))
-    return g * g
+def _squares(
+    at: int, count: Count, arena: Floats, rows: Rows, grads: Wired, dim: int, first: int, decay: float, block: Floats,
+    sums: Numbers,
+) -> None:  # fmt: skip
+    """Add the squares of a line of the gradients of `WIDTH` rows from `first` on to their sums, column by column.
 
-
-@inline
-def sums_of_four(
-    arena: Floats, rows: Rows, grads: Floats, first: int, decay: float
-) -> tuple[float, float, float, float]:
-    """Sum the squares of each of the four rows from `first` on, each column by column.
-
-    Four at a time, because one sum waits for itself. Beyond the end it is the last row once more.
+    Many rows at a time, because one sum waits for itself. Beyond the end it is the last row once more.
     """
-    last = rows.size - 1
-    i, j, k, m = first, min(first + 1, last), min(first + 2, last), min(first + 3, last)
-    dim = grads.shape[1]
-    stride = dim + 1
-    w, x, y, z = (
-        part(arena, rows[i] * stride, 0, dim), part(arena, rows[j] * stride, 0, dim),
-        part(arena, rows[k] * stride, 0, dim), part(arena, rows[m] * stride, 0, dim),
-    )  # fmt: skip
-    e, f, g, h = grads[i], grads[j], grads[k], grads[m]
-    a = b = c = d = 0.0
-    for n in range(dim):
-        a += square_of(e[n], decay, w[n])
-        b += square_of(f[n], decay, x[n])
-        c += square_of(g[n], decay, y[n])
-        d += square_of(h[n], decay, z[n])
-    return a, b, c, d
+    for k in range(WIDTH):
+        i = min(first + k, rows.size - 1)
+        grad = load(grads, i * dim + at, count)
+        if decay != 0.0:
+            grad = decayed(grad, decay, load(arena, rows[i] * (dim + 1) + at, count))
+        store(block, k * WIDTH, None, grad)
+    add_squares(sums, block)
 
 
-@kernel(void, writes(f32), reads(i64), reads(f32, 2), f32, f32, f32)
-def rowwise_adagrad_rows(arena: Floats, rows: Rows, grads: Floats, lr: float, decay: float, eps: float) -> None:
-    """RowWiseAdagrad once for each of the different `rows`, whose last float is the accumulator."""
+@kernel(void, writes(f32), reads(i64), GRADS, f32, f32, f32, writes(f32), writes(f64))
+def rowwise_adagrad_rows(
+    arena: Floats, rows: Rows, grads: Wired, lr: float, decay: float, eps: float, block: Floats, sums: Numbers
+) -> None:
+    """RowWiseAdagrad once for each of the different `rows`, whose last float is the accumulator; see `scratch`."""
     n, dim = grads.shape
-    stride = dim + 1
-    for first in range(0, n, 4):
-        squares = sums_of_four(arena, rows, grads, first, decay)
-        for i in range(first, min(first + 4, n)):
-            prefetch_ahead(arena, rows, i, stride)
-            start = rows[i] * stride
-            s = np.float32(np.float64(arena[start + dim]) + squares[i - first] / dim)
+    flat = grads.reshape(-1)
+    for first in range(0, n, WIDTH):
+        sums[:] = 0.0
+        over(_squares, dim, (arena, rows, flat, dim, first, decay, block, sums))
+        for i in range(first, min(first + WIDTH, n)):
+            prefetch_ahead(arena, rows, i, dim + 1)
+            start = rows[i] * (dim + 1)
+            s = np.float32(np.float64(arena[start + dim]) + sums[i - first] / dim)
             arena[start + dim] = s
-            descend(part(arena, start, 0, dim), grads[i], lr / (np.sqrt(s) + eps), decay)
+            over(_sgd, dim, (Row(arena, start, dim, flat, i * dim), lr / (np.sqrt(s) + eps), decay))
 
 
-@kernel(void, writes(f32), reads(i64), reads(f32, 2), f32, f32, f32, f32, f32, f32)
+@inline
+def _adam(
+    at: int, count: Count, row: Row, step_size: float, decay: float, keep: float, rest1: float, rest2: float, eps: float
+) -> None:
+    value, first, second = part(row, 0, at, count), part(row, 1, at, count), part(row, 2, at, count)
+    g = decayed(grad_of(row, at, count), decay, value)
+    m = first + (g - first) * rest1
+    v = second + (g * g - second) * rest2
+    put(row, 1, at, count, m)
+    put(row, 2, at, count, v)
+    put(row, 0, at, count, keep * value - step_size * (m / (root(v) + eps)))
+
+
+@kernel(void, writes(f32), reads(i64), GRADS, f32, f32, f32, f32, f32, f32)
 def adam_rows(
-    arena: Floats, rows: Rows, grads: Floats,
+    arena: Floats, rows: Rows, grads: Wired,
     step_size: float, decay: float, keep: float, rest1: float, rest2: float, eps: float,
 ) -> None:  # fmt: skip
     """Adam as `torch.optim.SparseAdam` once for each of the different `rows`.
@@ -161,42 +201,32 @@ def adam_rows(
     `keep` is what a weight is multiplied by first, `rest` is 1 - beta.
     """
     n, dim = grads.shape
+    flat = grads.reshape(-1)
     for i in range(n):
         prefetch_ahead(arena, rows, i, 3 * dim)
-        start = rows[i] * 3 * dim
-        value, first, second = part(arena, start, 0, dim), part(arena, start, 1, dim), part(arena, start, 2, dim)
-        grad = grads[i]
-        for c in range(dim):
-            g = decayed(grad[c], decay, value[c])
-            m = first[c] + (g - first[c]) * rest1
-            v = second[c] + (g * g - second[c]) * rest2
-            first[c] = m
-            second[c] = v
-            value[c] = keep * value[c] - step_size * (m / (np.sqrt(v) + eps))
+        row = Row(arena, rows[i] * 3 * dim, dim, flat, i * dim)
+        over(_adam, dim, (row, step_size, decay, keep, rest1, rest2, eps))
 
 
-@kernel(void, writes(f32), reads(i64), reads(f32, 2), f32, f32, f32, f32, f32)
-def ftrl_rows(
-    arena: Floats, rows: Rows, grads: Floats, rate: float, beta: float, l1: float, l2: float, initial: float
+@inline
+def _ftrl(
+    at: int, count: Count, row: Row, rate: float, beta: float, l1: float, l2: float, initial: float, p: float
 ) -> None:
-    """FTRL-Proximal once for each of the different `rows`; `rate` is 1 / lr."""
-    n, dim = grads.shape
-    for i in range(n):
-        prefetch_ahead(arena, rows, i, 3 * dim)
-        start = rows[i] * 3 * dim
-        value, linear, sums = part(arena, start, 0, dim), part(arena, start, 1, dim), part(arena, start, 2, dim)
-        ftrl(value, linear, sums, grads[i], rate, beta, l1, l2, initial)
+    value, z, n = part(row, 0, at, count), part(row, 1, at, count), part(row, 2, at, count)
+    value, z, n = ftrl(value, z, n, grad_of(row, at, count), rate, beta, l1, l2, initial, p)
+    put(row, 1, at, count, z)
+    put(row, 2, at, count, n)
+    put(row, 0, at, count, value)
 
 
-@kernel(void, writes(f32), reads(i64), reads(f32, 2), f32, f32, f32, f32, f32, f64)
-def ftrl_power_rows(
-    arena: Floats, rows: Rows, grads: Floats,
-    rate: float, beta: float, l1: float, l2: float, initial: float, power: float,
+@kernel(void, writes(f32), reads(i64), GRADS, f32, f32, f32, f32, f32, f64)
+def ftrl_rows(
+    arena: Floats, rows: Rows, grads: Wired,
+    rate: float, beta: float, l1: float, l2: float, initial: float, p: float,
 ) -> None:  # fmt: skip
-    """FTRL-Proximal with another power than 1/2."""
+    """FTRL-Proximal once for each of the different `rows`; `rate` is 1 / lr, `p` minus the learning rate's power."""
     n, dim = grads.shape
+    flat = grads.reshape(-1)
     for i in range(n):
         prefetch_ahead(arena, rows, i, 3 * dim)
-        start = rows[i] * 3 * dim
-        value, linear, sums = part(arena, start, 0, dim), part(arena, start, 1, dim), part(arena, start, 2, dim)
-        ftrl_of_power(value, linear, sums, grads[i], rate, beta, l1, l2, initial, power)
+        over(_ftrl, dim, (Row(arena, rows[i] * 3 * dim, dim, flat, i * dim), rate, beta, l1, l2, initial, p))

@@ -37,13 +37,13 @@ class Process:
 
     def handle(self, src: str, message: AnyMessage, now_s: float) -> list[Send]:
         """As `Master.handle`."""
-        return self.master.handle(src, message, now_s) + self._run_errands(now_s)
+        return self.master.handle(src, message, now_s) + self._clerk.run(self.master, now_s)
 
     def tick(self, now_s: float) -> list[Send]:
         """As `Master.tick`."""
-        sends = self.master.tick(now_s) + self._run_errands(now_s)
+        sends = self.master.tick(now_s) + self._clerk.run(self.master, now_s)
         for event in self.master.take_events():
-            log.info("job.event %s", event)
+            log.log(logging.WARNING if event.is_trouble else logging.INFO, "job.event %s", event.text)
         if self.master.has_ended and self._leave_s is None:
             self._leave_s = now_s + (LAUNCHED_LINGER_S if self._is_launched else LINGER_S)
         if self._leave_s is not None:
@@ -51,17 +51,6 @@ class Process:
             self._stopped = self._stopped or all_left or now_s > self._leave_s
         self._stopped = self._stopped or is_orphan()
         return sends
-
-    def _run_errands(self, now_s: float) -> list[Send]:
-        sends: list[Send] = []
-        while True:
-            for errand in self.master.take_errands():
-                self._clerk.take(errand)
-            results = self._clerk.results()
-            if not results:
-                return sends
-            for result in results:
-                sends += self.master.done(result, now_s)
 
     def is_over(self) -> bool:
         """Whether to leave."""

@@ -6,8 +6,7 @@ trainer that comes by gets the same answer.
 
 from evergrad.errors import DataError
 from evergrad.master.dispatch import AttemptNumbers, TaskPool
-from evergrad.master.record import EvaluationDone, SavingDone
-from evergrad.messages import Attempt, DataSpec, EvalDone, Member, Partial
+from evergrad.messages import Attempt, DataSpec, EvalDone, EvaluationDone, Member, Partial, SavingDone
 from evergrad.metrics import merge, partial, result
 from evergrad.schedule import eval_task, eval_tasks
 
@@ -24,6 +23,8 @@ class Evaluation:
         self.data = data
         self.totals: dict[str, Partial] = {}  # once done, of kind "sum": what there is to know, and no more
         self.failure: str | None = None
+        self.is_past = False
+        """Whether another master has seen it done, maybe in another job, which had other data."""
         self._count = eval_tasks(data.samples, data.batch_size)
         self._pool = TaskPool(range(self._count), numbers, None)
         self._waiting: dict[int, dict[str, Partial]] = {}
@@ -34,6 +35,7 @@ class Evaluation:
         """One that another master has seen done."""
         evaluation = cls(done.data, numbers)
         evaluation.totals, evaluation.failure, evaluation._added = done.totals, done.failure, evaluation._count
+        evaluation.is_past = True
         return evaluation
 
     @property
@@ -86,13 +88,15 @@ class Saving:
     def __init__(self, path: str, numbers: AttemptNumbers) -> None:
         self.path = path
         self.failure: str | None = None
+        self.is_past = False
+        """Whether another master has seen it done, maybe in another job, which had another path."""
         self._pool = TaskPool([0], numbers, None)
 
     @classmethod
     def again(cls, done: SavingDone, numbers: AttemptNumbers) -> "Saving":
         """One that another master has seen done."""
         saving = cls(done.path, numbers)
-        saving.failure, saving._pool = done.failure, TaskPool((), numbers, None)
+        saving.failure, saving._pool, saving.is_past = done.failure, TaskPool((), numbers, None), True
         return saving
 
     @property

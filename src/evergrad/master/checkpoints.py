@@ -12,10 +12,13 @@ from dataclasses import dataclass, field
 import msgspec
 
 from evergrad.checkpoint.retention import Held, kept
+from evergrad.master.progress import Event
 from evergrad.messages import (
     Abandon,
     Abandoned,
     CheckpointSpec,
+    CheckpointStatus,
+    EvaluationDone,
     FileInfo,
     Freeze,
     Frozen,
@@ -26,6 +29,7 @@ from evergrad.messages import (
     Place,
     Progress,
     PserverAt,
+    SavingDone,
     Send,
     Standing,
     Term,
@@ -44,6 +48,10 @@ SERIALS = 16
 """So many serials are taken at once, so that the record need not be written for each."""
 
 
+Calls = tuple[tuple[EvaluationDone, ...], tuple[SavingDone, ...]]
+"""The evaluations and savings that are done."""
+
+
 class Durable(msgspec.Struct, frozen=True):
     """A checkpoint that exists; `best` is what `best=` made of its version's metrics: less is better."""
 
@@ -57,6 +65,7 @@ class Complete(msgspec.Struct, frozen=True):
 
     serial: int
     progress: Progress
+    calls: Calls
     files: tuple[FileInfo, ...]
     updates: dict[str, int]
 
@@ -67,6 +76,7 @@ class _Cut:
 
     serial: int
     progress: Progress
+    calls: Calls
     begun_s: float
     is_frozen: bool
     """Whether the pservers still have to say how far the tasks are."""
@@ -94,7 +104,12 @@ class Checkpoints:
         self.durable = list(durable)
         self.serials = range(0)
         """Those reserved and not used yet."""
-        self._notes: list[str] = []
+        self.made = self.failed = 0
+        """How many of this master's are complete, and how many have failed ..."""
+        self.failure: str | None = None
+        """... and why, as long as none was complete since."""
+        self.completed_s: float | None = None
+        self._events: list[Event] = []
         self.is_asked = False
         """Whether somebody asked for one."""
         self.is_sync = is_sync
@@ -105,6 +120,8 @@ class Checkpoints:
         self._last_s: float | None = None
         self._last_steps = 0
         self._sent_s: float | None = None
+        self.begun = -1
+        """The serial of the cut begun last."""
 
     # -- when ----------------------------------------------------------------------------------------------------------
 
@@ -121,6 +138,10 @@ class Checkpoints:
     def covers(self, progress: Progress) -> bool:
         """Whether scripts may pass this place: a fall-back will not go behind it."""
         return self.spec is None or self._failures >= GATE_TRIES or self._has(progress)
+
+    def has_newer(self, serial: int) -> bool:
+        """Whether one begun after this one is there."""
+        return any(d.serial > serial for d in self.durable)
 
     def wants(self, progress: Progress, steps: int, is_idle: bool, now_s: float) -> bool:
         """Whether a cut is due.
@@ -149,13 +170,13 @@ class Checkpoints:
 
     # -- the cut -------------------------------------------------------------------------------------------------------
 
-    def begin(self, progress: Progress, steps: int, is_idle: bool, now_s: float) -> int:
+    def begin(self, progress: Progress, calls: Calls, steps: int, is_idle: bool, now_s: float) -> int:
         """Begin a cut of this moment; returns its serial, which in `sync` may ride in the commit that makes it."""
-        serial, self.serials = self.serials[0], self.serials[1:]
+        self.begun, self.serials = self.serials[0], self.serials[1:]
         self.is_asked = False
-        self._last_s, self._last_steps = now_s, steps
-        self._cut = _Cut(serial, progress, now_s, is_frozen=not self.is_sync and not is_idle)
-        return serial
+        self._last_s, self._last_steps, self._sent_s = now_s, steps, None
+        self._cut = _Cut(self.begun, progress, calls, now_s, is_frozen=not self.is_sync and not is_idle)
+        return self.begun
 
     def due(self, term: Term, generation: Generation, pservers: Sequence[PserverAt], now_s: float) -> list[Send]:
         """What the pservers are told now, again and again until they have answered."""
@@ -226,7 +247,7 @@ class Checkpoints:
         cut.is_complete = True
         parts = [cut.written[place] for place in sorted(cut.written)]
         files = tuple(sorted((file for part in parts for file in part.files), key=lambda file: file.path))
-        return Complete(cut.serial, cut.progress, files, parts[0].updates)
+        return Complete(cut.serial, cut.progress, cut.calls, files, parts[0].updates)
 
     def put(self, serial: int, failure: str | None, now_s: float) -> bool:
         """The manifest is there, or could not be put; returns whether there is a new checkpoint."""
@@ -236,10 +257,11 @@ class Checkpoints:
         if failure is not None:
             self._fail(failure, now_s)
             return False
-        self._cut, self._failures = None, 0
+        self._cut, self._failures, self.failure, self.completed_s = None, 0, None, now_s
+        self.made += 1
         self.durable.append(Durable(serial, cut.progress))
         took = f"{now_s - cut.begun_s:.1f} s"
-        self._notes.append(f"checkpoint {serial} is complete: {_where(cut.progress, self.is_sync)}, in {took}")
+        self._events.append(Event(f"checkpoint {serial} is complete: {self.where(cut.progress)}, in {took}"))
         return True
 
     def _fail(self, reason: str, now_s: float) -> None:
@@ -250,25 +272,40 @@ class Checkpoints:
         wait_s = min(RETRY_S * 2 ** (self._failures - 1), LONGEST_RETRY_S)
         self._retry_at_s = now_s + wait_s
         more = f"; training goes on, the next one is tried in {wait_s:g} s"
-        self._notes.append(f"checkpoint {serial} has failed: {reason}{more}")
+        self.failed, self.failure = self.failed + 1, reason
+        self._events.append(Event(f"checkpoint {serial} has failed: {reason}{more}", is_trouble=True))
 
-    def rate(self, epoch: int, best: float | None) -> None:
-        """What `best=` made of the metrics reported for an epoch: it belongs to the checkpoint of its end."""
-        if best is None:
-            return
-        for i, d in enumerate(self.durable):
-            if d.progress.epoch == epoch and d.progress.is_closed:
-                self.durable[i] = msgspec.structs.replace(d, best=best)
+    def rate(self, epoch: int, best: float | None) -> list[int]:
+        """Metrics were reported for an epoch: they, and what `best=` made of them, belong to the checkpoint of its end.
+
+        Returns:
+            The serials of those.
+        """
+        of_it = [i for i, d in enumerate(self.durable) if d.progress.epoch == epoch and d.progress.is_closed]
+        for i in of_it:
+            if best is not None:
+                self.durable[i] = msgspec.structs.replace(self.durable[i], best=best)
+        return [self.durable[i].serial for i in of_it]
 
     def to_keep(self, restored: int | None) -> set[int]:
         """The serials that stay: the newest ones, the best, and what the present generation was restored from."""
         held = [Held(d.serial, d.best, is_verified=True) for d in self.durable]
         return kept(held, self.spec.keep if self.spec is not None else 1, restored)
 
-    def take_notes(self) -> list[str]:
-        """What people want to know of what has happened since the last call."""
-        notes, self._notes = self._notes, []
-        return notes
+    def take_events(self) -> list[Event]:
+        """What has happened since the last call."""
+        events, self._events = self._events, []
+        return events
+
+    def status(self, now_s: float) -> CheckpointStatus | None:
+        """How it goes, for people."""
+        if self.spec is None:
+            return None
+        newest = self.durable[-1] if self.durable else None
+        at = "" if newest is None else self.where(newest.progress)
+        age_s = None if self.completed_s is None else now_s - self.completed_s
+        serial = None if newest is None else newest.serial
+        return CheckpointStatus(self.spec.url, serial, at, age_s, self.made, self.failed, self.failure)
 
     def forget(self, serial: int) -> None:
         """A checkpoint cannot be read, or was pruned."""
@@ -278,6 +315,13 @@ class Checkpoints:
         """A new generation begins: its pservers know nothing of what was under way."""
         self._cut = self._given_up = None
         self._last_s = None
+
+    def where(self, progress: Progress) -> str:
+        """A place in training in words."""
+        if progress.epoch < 0:
+            return "before the first epoch"
+        at = "its end" if progress.is_closed else f"version {progress.version}" if self.is_sync else "in it"
+        return f"epoch {progress.epoch}, {at}"
 
     def waits_for(self, pservers: Sequence[PserverAt]) -> str:
         """What the cut under way waits for, or nothing."""
@@ -301,10 +345,3 @@ def _most(standings: Iterable[Standing]) -> Standing:
         for task, batches in standing:
             most[task] = max(batches, most.get(task, 0))
     return tuple(sorted(most.items()))
-
-
-def _where(progress: Progress, is_sync: bool) -> str:
-    if progress.epoch < 0:
-        return "before the first epoch"
-    at = "its end" if progress.is_closed else f"version {progress.version}" if is_sync else "in it"
-    return f"epoch {progress.epoch}, {at}"

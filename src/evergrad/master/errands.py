@@ -2,6 +2,7 @@
 
 import msgspec
 
+from evergrad.checkpoint.manifest import Metrics
 from evergrad.master.checkpoints import Complete
 from evergrad.master.record import Found, Record
 from evergrad.messages import Schema
@@ -34,6 +35,35 @@ class ManifestPut(msgspec.Struct, frozen=True):
     failure: str | None = None
 
 
+class PutMetrics(msgspec.Struct, frozen=True):
+    """Write what is reported of a checkpoint beside it."""
+
+    url: str
+    serial: int
+    metrics: Metrics
+
+
+class MetricsPut(msgspec.Struct, frozen=True):
+    """That is done, or cannot be."""
+
+    serial: int
+    failure: str | None
+
+
+class Hold(msgspec.Struct, frozen=True):
+    """See that no other job writes to this place until this one ends."""
+
+    url: str
+    job: str
+
+
+class Held(msgspec.Struct, frozen=True):
+    """Nobody else does; or why that cannot be seen to, which may be said later too: another job does (`is_other`)."""
+
+    failure: str | None = None
+    is_other: bool = False
+
+
 class Prune(msgspec.Struct, frozen=True):
     """Remove these checkpoints, and what interrupted ones older than `before` have left."""
 
@@ -61,5 +91,6 @@ class RecordPut(msgspec.Struct, frozen=True):
     number: int
 
 
-Errand = Look | PutManifest | Prune | PutRecord
-Result = Found | ManifestPut | Pruned | RecordPut
+OfStorage = Hold | Look | PutManifest | PutMetrics | Prune
+Errand = OfStorage | PutRecord
+Result = Held | Found | ManifestPut | MetricsPut | Pruned | RecordPut

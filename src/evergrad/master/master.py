@@ -6,12 +6,13 @@ is who may say what.
 """
 
 from collections import Counter
+from typing import NamedTuple
 
 from evergrad.master.errands import Errand, Result
 from evergrad.master.failures import Failures
 from evergrad.master.members import Members, MemberState
 from evergrad.master.overview import Overview
-from evergrad.master.progress import Progress
+from evergrad.master.progress import Event, Progress
 from evergrad.master.record import Record
 from evergrad.master.recovery import Recovery
 from evergrad.master.schema import difference
@@ -77,6 +78,14 @@ REPLACE_S = 2.0
 FromMember = Heartbeat | Leave | Agree | Ask | MayBegin | AskLeader | AskCheckpoint | ReportMetrics
 
 
+class _Stopping(NamedTuple):
+    """The job is to end with this failure, at the latest by then; once there is a checkpoint begun after this one."""
+
+    failure: str | None
+    until_s: float
+    begun: int
+
+
 class Master:
     """One master's state.
 
@@ -90,7 +99,7 @@ class Master:
        another batch it asks besides, and is answered by what holds then.
     2. `failure` is set once, with `is_over`; from then on every request is answered with it.
     3. An answer that follows from a change of the record goes out when the record is written, and no other ask is
-       answered before.
+       answered before. So does the answer to a report of metrics.
     """
 
     def __init__(self, settings: Settings, term: Term = FIRST_TERM, record: Record | None = None) -> None:
@@ -109,8 +118,9 @@ class Master:
         self._held: tuple[Member, Message] | None = None
         self._pausing: dict[Member, tuple[str, MayBegin, float]] = {}
         self._knocking: dict[Member, float] = {}
+        self._reported: dict[Member, tuple[str, Noted]] = {}
         self._start_again: set[Member] = set()
-        self._stopping: tuple[str, float] | None = None
+        self._stopping: _Stopping | None = None
         self._ticked_s: float | None = None
         if record is not None:
             self._recovery.adopt(record)
@@ -188,6 +198,9 @@ class Master:
             self._recovery.cut(self._stopping is not None, now_s)
             self._end_if_due(now_s)
         self._recovery.record()
+        if self._recovery.is_all_recorded:
+            sends += [Send(src, noted) for src, noted in self._reported.values()]
+            self._reported.clear()
         sends += self._answers(now_s)
         if self._script is not None:
             sends += self._let_begin(self._script)
@@ -264,7 +277,7 @@ class Master:
             state = MemberState(join.member, join.role, join.name, join.pid, now_s, answered_s=now_s)
             state.numerics, state.place, state.address = join.numerics, join.place, join.address
             self._progress.note_numerics(state)
-            self._progress.unlogged.append(f"{state.name} has joined with pid {state.pid}")
+            self._progress.log_event(f"{state.name} has joined with pid {state.pid}")
             self.members.add(state)
         self.members.heard(join.member, now_s)
         return Joined(join.request, self._term, self._recovery.generations.number, self.members.lease_s)
@@ -317,8 +330,9 @@ class Master:
                 return Noted(message.request)
             case ReportMetrics():
                 self._progress.report(message.epoch, message.metrics)
-                self._recovery.checkpoints.rate(message.epoch, message.best)
-                return Noted(message.request)
+                self._recovery.rate(message.epoch, message.best)
+                self._reported[message.member] = src, Noted(message.request)
+                return None
             case MayBegin():
                 return self._ask_to_begin(src, message, now_s)
             case Agree() | Ask():
@@ -375,7 +389,7 @@ class Master:
         self._progress.note_event(
             f"in {name} the script raised {raised.error} in {failed.where} ({self._failures.words(failed)})"
         )
-        self._progress.unlogged.append(f"in {name} the script {failure}")
+        self._progress.log_event(f"in {name} the script {failure}")
         if reason is not None:
             self.end(f"{reason}; the last time, in {name}, it {failure}")
 
@@ -489,8 +503,10 @@ class Master:
         That is success unless tasks were set aside.
         """
         recovery = self._recovery
-        if self._stopping is not None and (recovery.is_covered or now_s > self._stopping[1]):
-            self.end(self._stopping[0])
+        if (stopping := self._stopping) is not None:
+            is_saved = recovery.is_covered or recovery.checkpoints.has_newer(stopping.begun)
+            if is_saved or now_s > stopping.until_s:
+                self.end(stopping.failure)
         trainers, pservers = self.members.trainers(), recovery.generations.pservers
         if not self._finished or any(t.member not in self._finished for t in trainers):
             return
@@ -506,21 +522,21 @@ class Master:
         if message.grace_s is None or not is_worth_it:
             self.end(message.failure)
         elif self._stopping is None:
-            self._stopping = message.failure or "it was stopped", now_s + message.grace_s
+            begun = self._recovery.checkpoints.begun
+            self._stopping = _Stopping(message.failure, now_s + message.grace_s, begun)
 
     def end(self, failure: str | None) -> None:
         """The job is over, with success if `failure` is None."""
         if not self.is_over:
             self.is_over, self.failure = True, failure
             self._recovery.ended(failure)
-            self._progress.unlogged.append("the job is over" if failure is None else f"the job has failed: {failure}")
+            self._progress.log_event("the job is over" if failure is None else f"the job has failed: {failure}")
 
     # -- for people ----------------------------------------------------------------------------------------------------
 
-    def take_events(self) -> list[str]:
+    def take_events(self) -> list[Event]:
         """What has happened since the last call, for the log."""
-        events, self._progress.unlogged = self._progress.unlogged, []
-        return events
+        return self._progress.take_events()
 
     def status(self, request: Request, now_s: float) -> Status:
         """How the job goes."""

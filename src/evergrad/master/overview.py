@@ -60,6 +60,7 @@ class Overview(NamedTuple):
             failure=self.failure,
             dropped=self.shown.dropped,
             set_aside=tuple(self.failures.set_aside),
+            checkpoints=self.recovery.checkpoints.status(now_s),
         )
 
     def _phase(self) -> str:

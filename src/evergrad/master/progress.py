@@ -1,6 +1,7 @@
 """How far and how fast the job is: counts for the eyes of people, on which nothing depends."""
 
 from collections import deque
+from typing import NamedTuple
 
 from evergrad.master.members import MemberState
 from evergrad.messages import Partial, Role
@@ -9,6 +10,13 @@ from evergrad.metrics import merge, result
 WINDOW_S = 10.0
 MAX_NOTES = 20
 MAX_UNLOGGED = 1000
+
+
+class Event(NamedTuple):
+    """Something that has happened; trouble is worth a warning."""
+
+    text: str
+    is_trouble: bool = False
 
 
 class Progress:
@@ -20,8 +28,10 @@ class Progress:
     def __init__(self) -> None:
         self.samples = self.dropped = 0
         self.reported: dict[int, dict[str, float]] = {}
+        self.reports = 0
+        """Counts changes of what is reported."""
         self.notes: list[str] = []
-        self.unlogged: list[str] = []
+        self._unlogged: list[Event] = []
         self._numerics: dict[Role, str] = {}
         self._epoch = -1
         self._initial = ""
@@ -64,7 +74,15 @@ class Progress:
 
     def report(self, epoch: int, metrics: dict[str, float]) -> None:
         """The script reported these for an epoch."""
-        self.reported.setdefault(epoch, {}).update(metrics)
+        before = self.reported.get(epoch, {})
+        after = before | metrics
+        if repr(after) != repr(before):  # so that nan is as good as nan
+            self.reported[epoch] = after
+            self.reports += 1
+
+    def reported_so_far(self) -> dict[int, dict[str, float]]:
+        """What was reported until now, for others to keep."""
+        return dict(self.reported)
 
     def note_numerics(self, state: MemberState) -> None:
         """Compare a member's numeric fingerprint with that of the first of its role."""
@@ -85,8 +103,18 @@ class Progress:
                 " promised: make the model after eg.init"
             )
 
-    def note_event(self, text: str) -> None:
+    def note_event(self, text: str, is_trouble: bool = False) -> None:
         """Something happened that people want to know."""
         self.notes.append(text)
-        self.unlogged.append(text)
-        del self.notes[:-MAX_NOTES], self.unlogged[:-MAX_UNLOGGED]
+        del self.notes[:-MAX_NOTES]
+        self.log_event(text, is_trouble)
+
+    def log_event(self, text: str, is_trouble: bool = False) -> None:
+        """Something happened that is for the log alone."""
+        self._unlogged.append(Event(text, is_trouble))
+        del self._unlogged[:-MAX_UNLOGGED]
+
+    def take_events(self) -> list[Event]:
+        """What has happened since the last call."""
+        events, self._unlogged = self._unlogged, []
+        return events

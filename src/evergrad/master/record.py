@@ -1,23 +1,21 @@
 """The record: the few facts that the next master must know, written before the first message that follows from them."""
 
-from typing import Any
-
 import msgspec
-import numpy as np
 
 from evergrad.errors import CheckpointError
 from evergrad.master.checkpoints import Durable
 from evergrad.messages import (
     CheckpointSpec,
-    DataSpec,
+    EvaluationDone,
     Generation,
-    Partial,
     Progress,
     PserverAt,
+    SavingDone,
     Schema,
     SetAside,
     Source,
     Term,
+    documents,
 )
 
 
@@ -30,26 +28,10 @@ class Found(msgspec.Struct, frozen=True):
     source: Source | None = None
     schema: Schema | None = None
     progress: Progress = Progress()
+    evaluations: tuple[EvaluationDone, ...] = ()
+    savings: tuple[SavingDone, ...] = ()
+    reported: dict[int, dict[str, float]] = {}
     failure: str | None = None
-
-
-class EvaluationDone(msgspec.Struct, frozen=True):
-    """An evaluation that is done: its epoch, its number there, and what came of it."""
-
-    epoch: int
-    ordinal: int
-    data: DataSpec
-    totals: dict[str, Partial]
-    failure: str | None
-
-
-class SavingDone(msgspec.Struct, frozen=True):
-    """A saving that is done: its epoch, its number there, and what came of it."""
-
-    epoch: int
-    ordinal: int
-    path: str
-    failure: str | None
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -83,7 +65,7 @@ class Record(msgspec.Struct, frozen=True):
 
 def encode(record: Record) -> bytes:
     """The record as JSON."""
-    return msgspec.json.encode(record, enc_hook=_to_list)
+    return documents.encode(record)
 
 
 def decode(data: bytes) -> Record:
@@ -93,16 +75,6 @@ def decode(data: bytes) -> Record:
         CheckpointError: there is none in it.
     """
     try:
-        return msgspec.json.decode(data, type=Record, dec_hook=_to_array)
+        return documents.decode(data, Record)
     except msgspec.MsgspecError as exc:
         raise CheckpointError(f"the job's record cannot be read: {exc}; start the job anew") from exc
-
-
-def _to_list(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        return {"shape": value.shape, "values": value.reshape(-1).tolist()}
-    raise NotImplementedError
-
-
-def _to_array(kind: type, value: Any) -> Any:
-    return np.array(value["values"], np.float64).reshape(value["shape"])

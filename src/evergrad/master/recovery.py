@@ -8,9 +8,23 @@ from collections.abc import Callable
 
 import msgspec
 
+from evergrad.checkpoint.manifest import Metrics
 from evergrad.master.checkpoints import SERIALS, Checkpoints
 from evergrad.master.dispatch import AttemptNumbers
-from evergrad.master.errands import Errand, Look, ManifestPut, Prune, PutManifest, RecordPut, Result
+from evergrad.master.errands import (
+    Errand,
+    Held,
+    Hold,
+    Look,
+    ManifestPut,
+    MetricsPut,
+    Prune,
+    Pruned,
+    PutManifest,
+    PutMetrics,
+    RecordPut,
+    Result,
+)
 from evergrad.master.failures import Failures
 from evergrad.master.generations import Generations
 from evergrad.master.members import Members
@@ -86,6 +100,8 @@ class Recovery:
         self._reserving: range | None = None
         self._ended: tuple[bool, str | None] = False, None
         self._errands: list[Errand] = []
+        self._unrated: dict[int, None] = {}
+        self._rating: int | None = None
         self._lost: tuple[str, float] | None = None
 
     # -- the beginning -------------------------------------------------------------------------------------------------
@@ -100,8 +116,15 @@ class Recovery:
         self.script = Script(agree.schema.update, self._numbers, self.checkpoints.covers)
         if url is None and agree.warm_start is None and settings.resume in ("auto", "never"):
             self.found = Found()
-        else:
-            self._errands.append(Look(url, settings.resume, agree.warm_start))
+            return
+        self._hold()
+        self._errands.append(Look(url, settings.resume, agree.warm_start))
+
+    def _hold(self) -> None:
+        """Keep other jobs away from where checkpoints go; to the scratch folder none come."""
+        spec = self.checkpoints.spec
+        if spec is not None and spec.url != self._settings.scratch:
+            self._errands.append(Hold(spec.url, self._settings.job))
 
     def refuse_found(self) -> str | None:
         """Why the job cannot begin with what was found; None if it can, or nothing was."""
@@ -201,14 +224,14 @@ class Recovery:
             self._end(what)
             return
         self._lost = self._lost or (f"a push at pserver {missing.place}", now_s)
-        self._shown.note_event(what)
+        self._shown.note_event(what, is_trouble=True)
         self._begin(self.generations.at)
 
     def _cannot_restore(self, failure: str) -> None:
         """The checkpoint is given up for the one before it."""
         source, durable = self.generations.source, self.checkpoints.durable
         is_own = source is not None and any(d.serial == source.serial for d in durable)
-        self._shown.note_event(f"a checkpoint could not be restored: {failure}")
+        self._shown.note_event(f"a checkpoint could not be restored: {failure}", is_trouble=True)
         if source is None or not is_own or len(durable) == 1:
             self._end(f"the checkpoint to begin with cannot be restored: {failure}")
             return
@@ -235,7 +258,7 @@ class Recovery:
         assert script is not None
         serial, progress = None, script.progress()
         if progress is not None and self.checkpoints.wants(progress, script.steps, script.is_idle, now_s):
-            serial = self.checkpoints.begin(progress, script.steps, script.is_idle, now_s)
+            serial = self.checkpoints.begin(progress, script.calls_done(), script.steps, script.is_idle, now_s)
         pservers.tell(Commit(self._term, self.generations.number, step, chosen, serial))  # type: ignore[arg-type]
 
     def close_epoch(self, epoch: int) -> None:
@@ -269,23 +292,39 @@ class Recovery:
             now_s: the time.
         """
         checkpoints, script, generations = self.checkpoints, self.script, self.generations
-        for note in checkpoints.take_notes():
-            self._shown.note_event(note)
+        for event in checkpoints.take_events():
+            self._shown.log_event(*event)
         if script is None or generations.pservers is None or not generations.are_restored:
             return
         progress = script.progress()
         is_still = script.is_idle or is_stopping
         may_mark = (is_still or not checkpoints.is_sync) and generations.pservers.have_acknowledged
         if progress is not None and may_mark and checkpoints.wants(progress, script.steps, is_still, now_s):
-            checkpoints.begin(progress, script.steps, script.is_idle, now_s)
+            checkpoints.begin(progress, script.calls_done(), script.steps, script.is_idle, now_s)
         complete = checkpoints.take_complete(self._settings.places)
         if complete is not None and checkpoints.spec is not None and self.schema is not None:
             self._errands.append(
                 PutManifest(
                     checkpoints.spec.url, self._settings.job, self.schema, self._settings.places,
-                    generations.number, complete, self._shown.reported,
+                    generations.number, complete, self._shown.reported_so_far(),
                 )
             )  # fmt: skip
+        self._put_metrics()
+
+    def rate(self, epoch: int, best: float | None) -> None:
+        """The script has reported metrics for an epoch, of which `best=` makes this."""
+        self._unrated |= dict.fromkeys(self.checkpoints.rate(epoch, best))
+
+    def _put_metrics(self) -> None:
+        """Have what was reported of a checkpoint written beside it, one after the other."""
+        spec = self.checkpoints.spec
+        while self._unrated and self._rating is None and spec is not None:
+            serial = next(iter(self._unrated))
+            del self._unrated[serial]
+            durable = next((d for d in self.checkpoints.durable if d.serial == serial), None)
+            if durable is not None:  # or it was removed meanwhile
+                self._rating = serial
+                self._errands.append(PutMetrics(spec.url, serial, Metrics(self._shown.reported_so_far(), durable.best)))
 
     @property
     def is_covered(self) -> bool:
@@ -314,21 +353,44 @@ class Recovery:
     def done(self, result: Result, now_s: float) -> None:
         """An errand is done."""
         match result:
-            case Found():
-                self.found, self._next_serial = result, max(self._next_serial, result.next_serial)
-                self.checkpoints.durable = list(result.durable)
+            case Held(failure=str(failure)):
+                if self.found is None:
+                    self.found = Found(failure=failure)
+                elif result.is_other:
+                    self._end(failure)
+            case Found() if self.found is None:
+                self._take(result)
             case ManifestPut():
                 if self.checkpoints.put(result.serial, result.failure, now_s):
                     self._prune()
             case RecordPut():
                 self._recording.put(result.number)
-            case _ if result.failure is not None:
-                self._shown.note_event(f"old checkpoints could not be removed: {result.failure}")
+            case MetricsPut():
+                self._rating = None
+                if result.failure is not None:
+                    what = f"the metrics of checkpoint {result.serial} could not be written: {result.failure}"
+                    self._shown.note_event(what, is_trouble=True)
+            case Pruned(failure=str(failure)):
+                self._shown.note_event(f"old checkpoints could not be removed: {failure}", is_trouble=True)
+
+    def _take(self, found: Found) -> None:
+        """What there is to begin with."""
+        assert self.script is not None  # it was looked for when the script became known
+        self.script.take_calls(found.evaluations, found.savings)
+        self._shown.reported = dict(found.reported)
+        self.checkpoints.durable = list(found.durable)
+        self._next_serial = max(self._next_serial, found.next_serial)
+        self.found = msgspec.structs.replace(found, evaluations=(), savings=(), reported={})
 
     @property
     def is_recorded(self) -> bool:
         """Whether what answers follow from is written."""
         return self._recording.has(self._facts(), 0)
+
+    @property
+    def is_all_recorded(self) -> bool:
+        """Whether the rest is written too."""
+        return self.is_recorded and self._recording.has(self._facts(), 1)
 
     def ended(self, failure: str | None) -> None:
         """The job is over."""
@@ -350,7 +412,7 @@ class Recovery:
         of_script = self.script.facts() if self.script is not None else None
         needed = (self._term, self.generations.number, self.generations.at, of_script, self._ended)
         durable = tuple((d.serial, d.best) for d in self.checkpoints.durable)
-        return needed, (self._next_serial, durable, len(self._failures.set_aside))
+        return needed, (self._next_serial, durable, len(self._failures.set_aside), self._shown.reports)
 
     def _make_record(self) -> Record:
         generations, script = self.generations, self.script
@@ -374,7 +436,7 @@ class Recovery:
             evaluations=evaluations,
             savings=savings,
             set_aside=tuple(self._failures.set_aside),
-            reported=self._shown.reported,
+            reported=self._shown.reported_so_far(),
             ended=is_over,
             failure=failure,
         )
@@ -389,6 +451,8 @@ class Recovery:
         self.script = Script(record.schema.update, self._numbers, self.checkpoints.covers)
         self.script.adopt(record)
         self.generations.adopt(record)
+        self._hold()
+        self._unrated = {d.serial: None for d in record.durable if d.best is not None}  # it may not be written
         for p, (name, pid) in zip(record.pservers, record.names, strict=True):
             self._members.add_unheard(p, name, pid)
 

@@ -4,7 +4,7 @@ Every trainer runs the same script and says where it is in it; here is decided w
 evaluations and savings come in one order for all, whoever joins or leaves.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from typing import NamedTuple
 
 import msgspec
@@ -12,7 +12,7 @@ import msgspec
 from evergrad.master.calls import Call, Evaluation, Saving
 from evergrad.master.dispatch import AttemptNumbers, TaskPool
 from evergrad.master.pace import Behind
-from evergrad.master.record import EvaluationDone, Record, SavingDone
+from evergrad.master.record import Record
 from evergrad.master.training import AsyncEpoch, Failed, Now, Training
 from evergrad.messages import (
     INIT_STEP,
@@ -25,6 +25,7 @@ from evergrad.messages import (
     EpochIs,
     EvalDone,
     EvalTask,
+    EvaluationDone,
     GiveUp,
     InitTask,
     MayBegin,
@@ -37,6 +38,7 @@ from evergrad.messages import (
     Request,
     SaveDone,
     SaveTask,
+    SavingDone,
     Standing,
     TotalsAre,
     TrainDone,
@@ -123,8 +125,12 @@ class Script:
         """Take over what another master has seen."""
         self.epochs, self._left_until, self.passed = record.epochs, record.progress.left_until, record.passed
         self._adopted = record.progress
-        self._evaluations = {(e.epoch, e.ordinal): Evaluation.again(e, self._numbers) for e in record.evaluations}
-        self._savings = {(s.epoch, s.ordinal): Saving.again(s, self._numbers) for s in record.savings}
+        self.take_calls(record.evaluations, record.savings)
+
+    def take_calls(self, evaluations: Iterable[EvaluationDone], savings: Iterable[SavingDone]) -> None:
+        """These were done before."""
+        self._evaluations = {(e.epoch, e.ordinal): Evaluation.again(e, self._numbers) for e in evaluations}
+        self._savings = {(s.epoch, s.ordinal): Saving.again(s, self._numbers) for s in savings}
 
     @property
     def begun(self) -> Progress:
@@ -288,7 +294,7 @@ class Script:
             epoch = self.training.open(want.epoch, want.data)
         if want.epoch < epoch.number:
             return Over(ask.request)
-        if want.data != epoch.data:
+        if want.data != epoch.data and not epoch.is_closed:
             return Refused(ask.request, _other_data("batches", epoch.data, want.data))
         task = epoch.hand_out(ask.member, now)
         if task is not None:
@@ -306,7 +312,7 @@ class Script:
                 return self._wait_or_refuse(ask.request, "evaluate", want.epoch)
             self._evaluations[call] = Evaluation(want.data, self._numbers)
         evaluation = self._evaluations[call]
-        if want.data != evaluation.data:
+        if want.data != evaluation.data and not evaluation.is_past:
             return Refused(ask.request, _other_data("evaluate", evaluation.data, want.data))
         if evaluation.failure is not None:
             return Refused(ask.request, evaluation.failure)
@@ -325,7 +331,7 @@ class Script:
                 return self._wait_or_refuse(ask.request, "save_model", want.epoch)
             self._savings[call] = Saving(want.path, self._numbers)
         saving = self._savings[call]
-        if want.path != saving.path:
+        if want.path != saving.path and not saving.is_past:
             reason = f"save_model: this trainer saves to {want.path!r}, the others to {saving.path!r}"
             return Refused(ask.request, f"{reason}; give all the same path")
         if saving.is_done:
@@ -383,4 +389,4 @@ def _other_data(what: str, first: DataSpec, other: DataSpec) -> str:
         ("content", lambda d: d.fingerprint),
     ]
     differ = [f"{name} {of(first)} and {of(other)}" for name, of in fields if of(first) != of(other)]
-    return f"{what}: this trainer's data is not the other trainers' ({'; '.join(differ)}); give all the same"
+    return f"{what}: this trainer's data is not the job's ({'; '.join(differ)}); give all trainers the same"

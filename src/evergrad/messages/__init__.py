@@ -79,7 +79,7 @@ from evergrad.messages.parameters import (
     TableKeys,
     Where,
 )
-from evergrad.messages.status import AskStatus, MemberStatus, Noted, SetAside, Status, StopJob
+from evergrad.messages.status import AskStatus, CheckpointStatus, MemberStatus, Noted, SetAside, Status, StopJob
 from evergrad.messages.tasks import (
     Agree,
     Agreed,
@@ -93,6 +93,7 @@ from evergrad.messages.tasks import (
     EpochIs,
     EvalDone,
     EvalTask,
+    EvaluationDone,
     GiveUp,
     InitTask,
     MayBegin,
@@ -102,6 +103,7 @@ from evergrad.messages.tasks import (
     ReportMetrics,
     SaveDone,
     SaveTask,
+    SavingDone,
     StartAgain,
     SyncTask,
     TotalsAre,
@@ -161,6 +163,7 @@ __all__ = [
     "Begin",
     "BreakDone",
     "CheckpointSpec",
+    "CheckpointStatus",
     "CloseEpoch",
     "Commit",
     "Committed",
@@ -173,6 +176,7 @@ __all__ = [
     "EpochIs",
     "EvalDone",
     "EvalTask",
+    "EvaluationDone",
     "Evict",
     "Exited",
     "Export",
@@ -233,6 +237,7 @@ __all__ = [
     "RowCounts",
     "SaveDone",
     "SaveTask",
+    "SavingDone",
     "Schema",
     "Segment",
     "Send",

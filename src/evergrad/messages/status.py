@@ -29,6 +29,21 @@ class SetAside(msgspec.Struct, frozen=True):
     error: str
 
 
+class CheckpointStatus(msgspec.Struct, frozen=True):
+    """The checkpoints of a job: the newest one, where in training it was made, how long ago (None: by another master).
+
+    `made` and `failed` count this master's; `failure` says why the last one has failed.
+    """
+
+    url: str
+    newest: int | None
+    where: str
+    age_s: float | None
+    made: int
+    failed: int
+    failure: str | None
+
+
 class Status(Message, frozen=True):
     """How the job goes. `waiting_for` says who is waited for and why, or is empty.
 
@@ -58,6 +73,7 @@ class Status(Message, frozen=True):
     failure: str | None
     dropped: int = 0
     set_aside: tuple[SetAside, ...] = ()
+    checkpoints: CheckpointStatus | None = None
 
 
 class StopJob(Message, frozen=True):

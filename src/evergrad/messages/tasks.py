@@ -82,6 +82,25 @@ class Partial(msgspec.Struct, frozen=True):
     values: Numbers
 
 
+class EvaluationDone(msgspec.Struct, frozen=True):
+    """An evaluation that is done: its epoch, its number there, and what came of it."""
+
+    epoch: int
+    ordinal: int
+    data: DataSpec
+    totals: dict[str, Partial]
+    failure: str | None
+
+
+class SavingDone(msgspec.Struct, frozen=True):
+    """A saving that is done: its epoch, its number there, and what came of it."""
+
+    epoch: int
+    ordinal: int
+    path: str
+    failure: str | None
+
+
 class TrainDone(msgspec.Struct, frozen=True, tag=True):
     """A task was computed; `contributed` tells whether every pserver holds its push. `metrics` are for show."""
 

@@ -4,17 +4,14 @@ from collections.abc import Sequence
 from math import isfinite
 from typing import Any
 
-import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
-from evergrad.kernels.half import decoded, encoded
-from evergrad.kernels.hashing import slots_of
+from evergrad.kernels.half import as_seen
+from evergrad.kernels.hashing import are_owned
+from evergrad.kernels.lanes import Wired
 from evergrad.kernels.merge import all_finite
 from evergrad.messages import (
     INIT_STEP,
-    AnyArray,
-    Floats,
     GroupGrads,
     GroupKind,
     GroupSpan,
@@ -23,6 +20,7 @@ from evergrad.messages import (
     Schema,
     TableGrads,
     TableKeys,
+    Wire,
 )
 from evergrad.placement import slots_owned, span_owned
 
@@ -66,17 +64,6 @@ class Admission:
                 return f"dense group {push.group}: {push.values.size} of {len(self._spans[push.group])} elements"
         return None
 
-    def decoded(self, tables: tuple[TableGrads, ...]) -> tuple[TableGrads, ...]:
-        """The same gradients as float32, if they are as the job's wire has them."""
-        return tuple(
-            msgspec.structs.replace(t, grads=decoded(t.grads, self._schema.wire)) if t.grads.dtype == np.uint16 else t
-            for t in tables
-        )
-
-    def encoded(self, rows: Floats) -> AnyArray:
-        """Rows as the job's wire has them."""
-        return encoded(rows, self._schema.wire)
-
     def refuse_span(self, wanted: GroupSpan) -> str | None:
         """Why these elements cannot be read here; None if they can."""
         if reason := self.refuse_group(wanted.group):
@@ -105,7 +92,7 @@ class Admission:
         name = self._schema.tables[table].name
         if keys.ndim != 1:
             return f"table {name!r}: keys of shape {keys.shape}; send one dimension"
-        if keys.size and not self._owned(keys):
+        if not are_owned(keys, self._slots.start, self._slots.stop):
             return f"table {name!r}: keys of another pserver"
         return None
 
@@ -127,11 +114,12 @@ class Admission:
             return reason
         spec = self._schema.tables[push.table]
         where = f"table {spec.name!r}"
-        if push.grads.dtype != np.float32:
-            return f"{where}: gradients of {push.grads.dtype}; send {self._schema.wire}"
+        wire = self._schema.wire
+        if push.grads.dtype != (np.float32 if wire is Wire.FLOAT32 else np.uint16):
+            return f"{where}: gradients of {push.grads.dtype}; send {wire}"
         if push.grads.shape != (push.keys.size, spec.dim):
             return f"{where}: gradients of shape {push.grads.shape} for {push.keys.size} keys of dim {spec.dim}"
-        return _refuse_numbers(where, push.lr, push.grads)
+        return _refuse_numbers(where, push.lr, as_seen(push.grads, wire))
 
     def _refuse_span(self, push: GroupGrads, step: int) -> str | None:
         if reason := self.refuse_group(push.group):
@@ -149,17 +137,13 @@ class Admission:
             return f"{where}: frozen parameters have no gradients"
         return None if spec.kind is GroupKind.LOWEST else _refuse_numbers(where, push.lr, push.values)
 
-    def _owned(self, keys: Keys) -> bool:
-        slots = slots_of(keys)
-        return bool(slots.min() >= self._slots.start and slots.max() < self._slots.stop)
-
 
 def dense_dtype(spec: GroupSpec) -> "np.dtype[Any]":
     """The type of a group's values."""
     return np.dtype(np.int64 if spec.kind is GroupKind.LOWEST else np.float32)
 
 
-def _refuse_numbers(where: str, lr: float, values: NDArray[np.float32]) -> str | None:
+def _refuse_numbers(where: str, lr: float, values: Wired) -> str | None:
     if not isfinite(lr) or lr < 0:
         return f"{where}: learning rate {lr}; it must be finite and not negative"
     if not all_finite(values.reshape(-1)):

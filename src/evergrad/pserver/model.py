@@ -1,14 +1,14 @@
 """One place's part of a model: its tables and its spans of the dense groups, and how an update changes them."""
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
-
-import numpy as np
 
 from evergrad.checkpoint.pieces import PIECE_BYTES, DensePiece, Piece, RowsPiece
 from evergrad.errors import CheckpointError
-from evergrad.messages import AnyArray, ExportPart, Floats, GroupGrads, Schema, TableGrads, TableKeys
+from evergrad.kernels.gather import empty_rows
+from evergrad.kernels.half import DTYPES
+from evergrad.messages import AnyArray, ExportPart, GroupGrads, Schema, TableGrads, TableKeys
 from evergrad.placement import slots_owned, span_owned
 from evergrad.pserver.cut import TableCut
 from evergrad.pserver.dense import DenseGroup
@@ -41,20 +41,23 @@ class Model:
     def __init__(self, schema: Schema, place: int, places: int) -> None:
         slots = slots_owned(place, places)
         self._schema = schema
-        self._tables = [Table(spec, schema.seed, slots) for spec in schema.tables]
+        self._tables = [Table(spec, schema.seed, slots, schema.wire) for spec in schema.tables]
         self._row_bytes = [4 * spec.dim * (1 + spec.rule.state_width) + INDEX_BYTES for spec in schema.tables]
+        self._sum_bytes = [SUM_BYTES * spec.dim for spec in schema.tables]
         self._dims = [spec.dim for spec in schema.tables]
         spans = [span_owned(spec.size, place, places) for spec in schema.groups]
         self._groups = [DenseGroup(spec, span) for spec, span in zip(schema.groups, spans, strict=True)]
         self._slots_missing = [len(slots)] * len(schema.tables)
         self._elements_missing = [len(span) for span in spans]
 
-    def rows(self, asked: Sequence[TableKeys], evaluating: bool) -> tuple[Floats, ...]:
-        """The rows of these keys, shape (n, dim) each; an unseen key is answered with its first value and not made.
+    def rows(self, asked: Sequence[TableKeys], evaluating: bool) -> tuple[AnyArray, ...]:
+        """The rows of these keys, shape (n, dim) each, as the job's wire has them.
 
-        They lie side by side in one array, so that they go out as one.
+        An unseen key is answered with its first value and not made. They lie side by side in one array, so that they
+        go out as one.
         """
-        room = np.empty(sum(a.keys.size * self._dims[a.table] for a in asked), np.float32)
+        size = sum(a.keys.size * self._dims[a.table] for a in asked)
+        room = empty_rows(size, 1, DTYPES[self._schema.wire]).reshape(-1)
         rows, start = [], 0
         for a in asked:
             stop = start + a.keys.size * self._dims[a.table]
@@ -67,12 +70,16 @@ class Model:
         """This place's span of a dense group; never changed afterwards."""
         return self._groups[group].values
 
-    def bytes_needed(self, tables: Sequence[TableGrads]) -> int:
-        """At most so many bytes beyond the gradients themselves does it take to apply them: rows, index and sums.
+    def bytes_needed(self, keys: Mapping[int, int]) -> int:
+        """At most so many bytes does it take to apply gradients of that many keys of each table, beyond the gradients.
 
-        A row that a cut has copied aside is none that is made.
+        That is rows, but for those that take the place of deleted ones, index and sums. A row that a cut has copied
+        aside is none that is made.
         """
-        return sum(t.keys.size * (self._row_bytes[t.table] + SUM_BYTES * t.grads.shape[1]) for t in tables)
+        return sum(
+            max(0, count - self._tables[table].free_rows) * self._row_bytes[table] + count * self._sum_bytes[table]
+            for table, count in keys.items()
+        )
 
     def row_counts(self) -> tuple[int, ...]:
         """Rows of each table."""

@@ -121,7 +121,8 @@ class Pserver:
         self._held: tuple[Model, Admission] | None = None
         self._staged: dict[tuple[int, Attempt], Push] = {}
         self._parts = Parts()
-        self._promised_bytes = 0
+        self._promised: Counter[int] = Counter()
+        """Keys staged of each table, for which there must be memory."""
         self._last_commit: Commit | None = None
         self._parked: dict[tuple[str, Request], Pull] = {}
         self._batches = Batches()
@@ -208,7 +209,7 @@ class Pserver:
         while self._cutting.release():
             pass
         self._held = self._loading = self.restored = None
-        self._staged, self._parked, self._last_commit, self._promised_bytes = {}, {}, None, 0
+        self._staged, self._parked, self._last_commit, self._promised = {}, {}, None, Counter()
         self._parts.clear()
         self._batches = Batches()
         self._loaded = Loaded()
@@ -245,7 +246,7 @@ class Pserver:
         elif pushes:
             model.update([Contribution(push.samples, push.tables, push.groups, push.evict) for push in pushes])
         self._version += 1
-        self._staged, self._last_commit, self._promised_bytes = {}, commit, 0
+        self._staged, self._last_commit, self._promised = {}, commit, Counter()
         self._parts.clear()
 
     def _check_repeated(self, commit: Commit) -> None:
@@ -305,7 +306,7 @@ class Pserver:
             return []
         model, sends = self._held[0], []
         for src, push in self._batches.ready(self._cutting.may_apply):
-            self._promised_bytes -= model.bytes_needed(push.tables)
+            self._promised -= _keys_of(push)
             sends.append(Send(src, self._apply_batch(push, model)))
         part = self._cutting.part
         if part is not None and part.target is not None and self._batches.has_reached(part.target):
@@ -440,7 +441,7 @@ class Pserver:
         reasons += [admission.refuse_span(span) for span in pull.groups]
         if reason := next((reason for reason in reasons if reason), None):
             return self._refused(pull.request, reason)
-        rows = tuple(admission.encoded(rows) for rows in model.rows(pull.tables, pull.evaluating))
+        rows = model.rows(pull.tables, pull.evaluating)
         groups = tuple(model.span(g.group)[g.start : g.stop] for g in pull.groups)
         return Pulled(pull.request, self._version, rows, groups)
 
@@ -454,7 +455,6 @@ class Pserver:
         if key in self._staged or self._parts.has(key, push.part):
             self.counters["repeated pushes"] += 1
             return Pushed(push.request)
-        push = msgspec.structs.replace(push, tables=admission.decoded(push.tables))
         if refusal := self._refuse_part(push, push.step, push.samples, model, admission):
             return refusal
         whole = self._parts.add(key, push)
@@ -462,7 +462,7 @@ class Pserver:
             if reason := admission.refuse_whole(push.step, whole.groups):
                 return self._refused(push.request, reason)
             self._staged[key] = whole
-        self._promised_bytes += model.bytes_needed(push.tables)
+        self._promised += _keys_of(push)
         return Pushed(push.request)
 
     def _push_batch(self, src: str, push: PushBatch, model: Model, admission: Admission) -> Message | None:
@@ -477,7 +477,6 @@ class Pserver:
         must_wait = not self._cutting.may_apply(push)
         if must_wait and not self._batches.can_wait(src, push):
             return None
-        push = msgspec.structs.replace(push, tables=admission.decoded(push.tables))
         if refusal := self._refuse_part(push, self._version, 1, model, admission):
             return refusal
         whole = self._parts.add((src, push.epoch, push.task, push.batch), push)
@@ -488,7 +487,7 @@ class Pserver:
         whole = msgspec.structs.replace(whole, request=push.request)  # the answer is to the part that came last
         if must_wait:
             self._batches.wait(src, whole)
-            self._promised_bytes += model.bytes_needed(whole.tables)
+            self._promised += _keys_of(whole)
             return None
         return self._apply_batch(whole, model)
 
@@ -506,7 +505,7 @@ class Pserver:
             self._parts.forget(lambda key: key[1] < epoch)
 
     def _full(self, push: Push | PushBatch, model: Model) -> Full | None:
-        needed, room = model.bytes_needed(push.tables) + self._promised_bytes, self._room()
+        needed, room = model.bytes_needed(self._promised + _keys_of(push)), self._room()
         if needed > room and self._cutting.give_way():
             self.counters["checkpoints given up for lack of memory"] += 1
             room = self._room()
@@ -567,3 +566,8 @@ def _overlaps(push: PushBatch, applied: int) -> str:
     return (
         f"a push of batches {push.batch} to {last} of a task of which {applied} are applied; it must go on from there"
     )
+
+
+def _keys_of(push: Push | PushBatch) -> Counter[int]:
+    """How many keys of each table are pushed."""
+    return Counter({t.table: t.keys.size for t in push.tables})

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from evergrad.errors import InvariantError
 from evergrad.kernels import dense, rules
+from evergrad.kernels.lanes import Wired
 from evergrad.messages import Floats, Keys
 from evergrad.optim import RuleName, RuleSpec
 
@@ -19,14 +20,14 @@ class AdamFactors(NamedTuple):
     rest2: float
 
 
-def apply_rows(rule: RuleSpec, arena: Floats, rows: Keys, grads: Floats, lr: float, updates: int) -> None:
+def apply_rows(rule: RuleSpec, arena: Floats, rows: Keys, grads: Wired, lr: float, updates: int) -> None:
     """Apply a rule once to each of these rows of an arena.
 
     Args:
         rule: the table's.
         arena: rows of `rule.row_width(dim)` floats, one after the other.
         rows: different numbers of rows.
-        grads: shape (n, dim).
+        grads: shape (n, dim), as kernels see the job's wire.
         lr: the learning rate.
         updates: updates of the table, with this one.
     """
@@ -43,7 +44,8 @@ def apply_rows(rule: RuleSpec, arena: Floats, rows: Keys, grads: Floats, lr: flo
         case RuleName.ADAGRAD:
             rules.adagrad_rows(arena, rows, grads, _decayed_rate(rule, lr, updates), decay, hyper["eps"])
         case RuleName.ROWWISE_ADAGRAD:
-            rules.rowwise_adagrad_rows(arena, rows, grads, _decayed_rate(rule, lr, updates), decay, hyper["eps"])
+            rate = _decayed_rate(rule, lr, updates)
+            rules.rowwise_adagrad_rows(arena, rows, grads, rate, decay, hyper["eps"], *rules.scratch())
         case RuleName.ADAM | RuleName.ADAMW:
             beta1, beta2 = hyper["beta1"], hyper["beta2"]
             step_size = lr * sqrt(1 - beta2**updates) / (1 - beta1**updates)
@@ -52,11 +54,7 @@ def apply_rows(rule: RuleSpec, arena: Floats, rows: Keys, grads: Floats, lr: flo
         case RuleName.FTRL:
             if lr == 0.0:
                 return
-            of_rule = (hyper["beta"], hyper["l1"], hyper["l2"], hyper["initial"])
-            if hyper["power"] == -0.5:
-                rules.ftrl_rows(arena, rows, grads, 1 / lr, *of_rule)
-            else:
-                rules.ftrl_power_rows(arena, rows, grads, 1 / lr, *of_rule, -hyper["power"])
+            rules.ftrl_rows(arena, rows, grads, 1 / lr, *_ftrl_hyper(rule))
 
 
 def apply_dense(
@@ -94,15 +92,16 @@ def apply_dense(
         case RuleName.FTRL:
             if lr == 0.0:
                 return
-            of_rule = (hyper["beta"], hyper["l1"], hyper["l2"], hyper["initial"])
-            if hyper["power"] == -0.5:
-                dense.ftrl_dense(values, state[0], state[1], grads, 1 / lr, *of_rule)
-            else:
-                dense.ftrl_power_dense(values, state[0], state[1], grads, 1 / lr, *of_rule, -hyper["power"])
+            dense.ftrl_dense(values, state[0], state[1], grads, 1 / lr, *_ftrl_hyper(rule))
 
 
 def _decayed_rate(rule: RuleSpec, lr: float, updates: int) -> float:
     return lr / (1 + (updates - 1) * rule.hyper["lr_decay"])
+
+
+def _ftrl_hyper(rule: RuleSpec) -> tuple[float, float, float, float, float]:
+    hyper = rule.hyper
+    return hyper["beta"], hyper["l1"], hyper["l2"], hyper["initial"], -hyper["power"]
 
 
 def _adam_factors(rule: RuleSpec, lr: float) -> AdamFactors:

@@ -9,10 +9,12 @@ from evergrad.checkpoint.pieces import Notes, RowsPiece
 from evergrad.errors import CheckpointError, InvariantError
 from evergrad.kernels import aside, cut, gather, index, policy, rules
 from evergrad.kernels.arrays import Integers, Rows
-from evergrad.kernels.hashing import slots_of, unique
-from evergrad.kernels.initial import first_values, scratch_for, table_seed, zeros_of
+from evergrad.kernels.half import DTYPES, as_seen, as_sent
+from evergrad.kernels.hashing import are_owned, slots_of, unique
+from evergrad.kernels.initial import first_rows, first_values, scratch_for, table_seed, zeros_of
+from evergrad.kernels.lanes import Wired
 from evergrad.kernels.merge import RowPart, has_duplicates, mean_rows
-from evergrad.messages import AnyArray, ExportPart, Floats, Keys, TableSpec
+from evergrad.messages import AnyArray, ExportPart, Keys, TableSpec, Wire
 from evergrad.placement import SLOTS
 from evergrad.pserver.arena import Arena
 from evergrad.pserver.cut import TableCut
@@ -45,8 +47,8 @@ class Table:
            slots, on row numbers, nor on pulls.
     """
 
-    def __init__(self, spec: TableSpec, seed: int, slots: range) -> None:
-        self._spec = spec
+    def __init__(self, spec: TableSpec, seed: int, slots: range, wire: Wire = Wire.FLOAT32) -> None:
+        self._spec, self._wire = spec, wire
         self._slots = slots
         number = table_seed(seed, spec.name)
         self._first, self._zeros = first_values(spec.initializer, spec.dim, number), zeros_of(number)
@@ -70,7 +72,7 @@ class Table:
         """How often it was updated."""
         return self._updates
 
-    def pull(self, keys: Keys, evaluating: bool, out: Floats | None = None) -> Floats:
+    def pull(self, keys: Keys, evaluating: bool, out: Wired | None = None) -> AnyArray:
         """Copy the rows of `keys`; changes nothing.
 
         Args:
@@ -79,16 +81,23 @@ class Table:
             out: where to, shape (n, dim); a fresh array if not given.
 
         Returns:
-            Shape (n, dim), row i for `keys[i]`.
-        Cost: n probes, n * dim * 4 bytes copied.
+            Shape (n, dim), row i for `keys[i]`, as the wire has it.
+        Cost: n probes, n * dim numbers copied.
         """
-        rows = index.find(self._index, keys)
+        dim, rows = self._spec.dim, index.find(self._index, keys)
         if out is None:
-            out = np.empty((keys.size, self._spec.dim), np.float32)
+            out = gather.empty_rows(keys.size, dim, DTYPES[self._wire])
         if gather.copy_rows(self._rows.array, self._stride, rows, out):
             first = self._zeros if evaluating and self._spec.unseen_zero else self._first
-            gather.fill_missing(rows, keys, first, self._scratch, out)
-        return out
+            unseen = rows < 0
+            made = first_rows(keys[unseen], dim, first, self._scratch)
+            gather.copy_rows(made.reshape(-1), dim, np.where(unseen, np.cumsum(unseen) - 1, -1), out)
+        return as_sent(out)
+
+    @property
+    def free_rows(self) -> int:
+        """How many rows can be made without more memory: as many as were deleted and not made anew."""
+        return int(self._index.pool[index.FREE])
 
     def memory(self) -> MemoryUse:
         """What the table takes."""
@@ -118,6 +127,7 @@ class Table:
             what `pserver/policy.py` says.
         """
         self._updates += 1
+        parts = [(keys, as_seen(grads, self._wire), samples) for keys, grads, samples in parts]
         if not self._policy.is_none:
             self._update_by_policy(parts, total, lr)
             return
@@ -232,7 +242,7 @@ class Table:
 
     def _update_by_policy(self, parts: Sequence[RowPart], total: int, lr: float) -> None:
         keys, grads = _once_each(parts, total, self._spec.dim)
-        if not policy.are_owned(self._index, keys):
+        if not are_owned(keys, self._slots.start, self._slots.stop):
             raise self._not_ours()
         self._expire()
         rows = index.find(self._index, keys)
@@ -331,8 +341,12 @@ class Table:
 
     def _keep(self, keys: Keys, rows: Rows) -> None:
         """Copy what is about to change aside, where a cut shows it."""
-        if self._cut is not None:
-            aside.keep(self._aside(), self._index.first_slot, keys, rows)
+        if self._cut is None:
+            return
+        kept, found = self._aside(), self._cut.scratch(rows.size)
+        count = aside.find_unseen(kept, rows, found)
+        if count:
+            aside.keep(kept, self._index.first_slot, keys, rows, found[:count])
 
     def _enlarge_index(self) -> None:
         entries = max(index.UNIT * len(self._slots), self._entries.array.size)
@@ -348,7 +362,7 @@ class Table:
         )  # fmt: skip
 
 
-def _once_each(parts: Sequence[RowPart], total: int, dim: int) -> tuple[Keys, Floats]:
+def _once_each(parts: Sequence[RowPart], total: int, dim: int) -> tuple[Keys, Wired]:
     """The same as `mean_rows`, without copying where the parts are that already."""
     if len(parts) == 1 and parts[0][2] == total and unique(parts[0][0])[0].size == parts[0][0].size:
         return parts[0][0], parts[0][1]

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from evergrad.errors import ConfigError
-from evergrad.messages import Attempt, Generation, Member, Raised, WantEnd
+from evergrad.messages import Attempt, Done, Generation, Member, Raised, Want, WantEnd
 from evergrad.trainer.driver import Driver
 from evergrad.trainer.exchange import Exchange
-from evergrad.trainer.trainer import Identity, Trainer
+from evergrad.trainer.trainer import Answer, Identity, Trainer
 from evergrad.wire.process import Heartbeats
 from evergrad.wire.transport import Network, check_address, new_member
 
@@ -25,7 +25,7 @@ class AtTask(NamedTuple):
     batches: int = 0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True)
 class Session:
     """A trainer and what drives it."""
 
@@ -35,6 +35,13 @@ class Session:
     """Where in the job's loops the script is, for people; empty outside of them."""
     task: AtTask | None = None
     """What the script is at, until it asks for what is next."""
+    done: Done | None = None
+    """What it has done and not reported yet."""
+
+    def ask(self, want: Want) -> Answer:
+        """Report what is done; returns what to do next."""
+        done, self.done = self.done, None
+        return self.driver.run(self.trainer.ask(want, done))
 
     def finish(self) -> None:
         """The script is at its end; returns when the job is.
@@ -43,7 +50,7 @@ class Session:
             JobOver: it ended; the status is the job's.
         """
         while True:
-            self.driver.run(self.trainer.ask(WantEnd(), None))
+            self.ask(WantEnd())
 
     def leave(self, failure: str | None = None, raised: Raised | None = None) -> bool:
         """Say goodbye, with the script's traceback and the task it was at if it raised; returns whether it is heard."""

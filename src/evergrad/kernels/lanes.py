@@ -1,0 +1,387 @@
+"""Sixteen float32 side by side, which a kernel computes with at once: a cache line of them.
+
+numba knows no such type. It makes vector code of a loop over the few numbers of a row only behind checks that arrays do
+not overlap, which took as long as the row itself, and cannot read numbers of 16 bits. Here both are said outright.
+Arithmetic is + - * / `root` and `fused`, each correctly rounded, so the bits are those of one number after the other.
+
+An array holds what the job's wire has: float32, bfloat16 as uint16 or float16 as int16. Reading is exact; writing
+rounds to the nearest, ties to even, as torch and numpy do. With `jit.py` this is all that knows numba.
+"""
+
+import operator
+from collections.abc import Callable
+from typing import Any, cast
+
+import numpy as np
+from llvmlite import ir
+from numba import extending, types
+from numba.core import cgutils
+from numba.core.typing import templates
+from numba.core.typing.templates import AbstractTemplate
+from numba.extending import intrinsic
+from numpy.typing import NDArray
+
+from evergrad.kernels.jit import f32, f64, i16, inline, reads, u16
+
+Lanes = np.float32
+"""Inside kernels: sixteen float32. A plain number that meets them is taken sixteen times."""
+Mask = np.bool_
+"""Inside kernels: the result of comparing lanes."""
+Count = int | None
+"""How many of the lanes there are in an array: all (`None`), or that many from the first on."""
+Wired = NDArray[Any]
+"""A flat array of numbers as the wire has them."""
+
+WIDTH = 16
+WIRE = (f32, u16, i16)
+"""The types of numbers on the wire, as kernels see them."""
+GRADS = tuple(reads(dtype, 2) for dtype in WIRE)
+"""The types of gradients, shape (n, dim)."""
+
+_lane = ir.IntType(32)
+_float = ir.VectorType(ir.FloatType(), WIDTH)
+_double = ir.VectorType(ir.DoubleType(), WIDTH)
+_word = ir.VectorType(_lane, WIDTH)
+_half = ir.VectorType(ir.IntType(16), WIDTH)
+_flag = ir.VectorType(ir.IntType(1), WIDTH)
+
+_extending: Any = extending
+_templates: Any = templates
+
+
+class _Type(types.Type):
+    pass
+
+
+LANES: Any = _Type("Lanes")
+MASK: Any = _Type("Mask")
+
+
+@_extending.register_model(_Type)
+def _model(manager: Any, of: Any) -> Any:
+    return _extending.models.PrimitiveModel(manager, of, {LANES: _float, MASK: _flag}[of])
+
+
+def _all(builder: Any, vector: Any, value: Any) -> Any:
+    """A vector of this one value."""
+    nothing = ir.Constant(vector, ir.Undefined)
+    first = builder.insert_element(nothing, value, _lane(0))
+    return builder.shuffle_vector(first, nothing, ir.Constant(ir.VectorType(_lane, vector.count), [0] * vector.count))
+
+
+@_extending.lower_cast(types.Float, LANES)
+def _spread(context: Any, builder: Any, of: Any, _: Any, value: Any) -> Any:
+    return _all(builder, _float, context.cast(builder, value, of, f32))
+
+
+def _define(function: Any, result: Any, build: Callable[[Any, Any], Any], operands: int = 2) -> None:
+    """Let an operator work on lanes, and on lanes and numbers."""
+
+    @_templates.infer_global(function)
+    class _Template(AbstractTemplate):
+        def generic(self, arguments: Any, _: Any) -> Any:
+            fits = all(a == LANES or isinstance(a, types.Float) for a in arguments)
+            is_ours = LANES in arguments and len(arguments) == operands and fits
+            return _templates.signature(result, *(LANES,) * operands) if is_ours else None
+
+    @_extending.lower_builtin(function, *(LANES,) * operands)
+    def _lower(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
+        return build(builder, arguments)
+
+
+_define(operator.add, LANES, lambda builder, a: builder.fadd(*a))
+_define(operator.sub, LANES, lambda builder, a: builder.fsub(*a))
+_define(operator.mul, LANES, lambda builder, a: builder.fmul(*a))
+_define(operator.truediv, LANES, lambda builder, a: builder.fdiv(*a))
+_define(operator.neg, LANES, lambda builder, a: builder.fneg(*a), operands=1)
+_define(operator.lt, MASK, lambda builder, a: builder.fcmp_ordered("<", *a))
+_define(operator.gt, MASK, lambda builder, a: builder.fcmp_ordered(">", *a))
+_define(operator.ne, MASK, lambda builder, a: builder.fcmp_unordered("!=", *a))
+
+
+def _call(builder: Any, name: str, result: Any, *arguments: Any) -> Any:
+    """Call a function of LLVM's own."""
+    shape = ir.FunctionType(result, [a.type for a in arguments])
+    declare: Any = cgutils.get_or_insert_function
+    return builder.call(declare(builder.module, shape, name), arguments)
+
+
+@intrinsic
+def _fused(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
+    of = LANES if LANES in (a, b, c) else f32
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.fma(*arguments) if of == f32 else _call(builder, "llvm.fma.v16f32", _float, *arguments)
+
+    return of(of, of, of), generate
+
+
+fused = cast(Callable[[Any, Any, Any], Lanes], _fused)
+"""Inside kernels only: a * b + c of numbers or lanes, rounded once; by the processor, or on one that cannot by the C
+library."""
+
+
+@intrinsic
+def _root(typing_context: Any, x: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return _call(builder, "llvm.sqrt.v16f32", _float, *arguments)
+
+    return LANES(LANES), generate
+
+
+root = cast(Callable[[Lanes], Lanes], _root)
+"""Inside kernels only: the square root."""
+
+
+@intrinsic
+def _magnitude(typing_context: Any, x: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return _call(builder, "llvm.fabs.v16f32", _float, *arguments)
+
+    return LANES(LANES), generate
+
+
+magnitude = cast(Callable[[Lanes], Lanes], _magnitude)
+"""Inside kernels only: the absolute value."""
+
+
+@intrinsic
+def _power(typing_context: Any, x: Any, exponent: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        powers = arguments[0]
+        for n in range(WIDTH):
+            number = builder.fpext(builder.extract_element(arguments[0], _lane(n)), ir.DoubleType())
+            power = _call(builder, "llvm.pow.f64", ir.DoubleType(), number, arguments[1])
+            powers = builder.insert_element(powers, builder.fptrunc(power, ir.FloatType()), _lane(n))
+        return powers
+
+    return LANES(LANES, types.float64), generate
+
+
+power = cast(Callable[[Lanes, float], Lanes], _power)
+"""Inside kernels only: a power by the machine's own function, in float64: not the same bits on all machines."""
+
+
+@intrinsic
+def _where(typing_context: Any, mask: Any, a: Any, b: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.select(*arguments)
+
+    return LANES(MASK, LANES, LANES), generate
+
+
+where = cast(Callable[[Mask, Any, Any], Lanes], _where)
+"""Inside kernels only: lane by lane the second where the first is true, else the third."""
+
+
+@intrinsic
+def _is_any(typing_context: Any, mask: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return _call(builder, "llvm.vector.reduce.or.v16i1", ir.IntType(1), *arguments)
+
+    return types.boolean(MASK), generate
+
+
+is_any = cast(Callable[[Mask], bool], _is_any)
+"""Inside kernels only: whether a mask is true somewhere."""
+
+
+# -- reading and writing -----------------------------------------------------------------------------------------------
+
+
+def _read(builder: Any, dtype: Any, line: Any) -> Any:
+    """Numbers of the wire's type as float32."""
+    if dtype == f32:
+        return line
+    if dtype == i16:
+        return builder.fpext(builder.bitcast(line, ir.VectorType(ir.HalfType(), WIDTH)), _float)
+    return builder.bitcast(builder.shl(builder.zext(line, _word), ir.Constant(_word, [16] * WIDTH)), _float)
+
+
+def _written(builder: Any, dtype: Any, lanes: Any) -> Any:
+    """Lanes as numbers of the wire's type, rounded."""
+    if dtype == f32:
+        return lanes
+    if dtype == i16:
+        return builder.bitcast(builder.fptrunc(lanes, ir.VectorType(ir.HalfType(), WIDTH)), _half)
+
+    def constant(number: int) -> Any:
+        return ir.Constant(_word, [number] * WIDTH)
+
+    word = builder.bitcast(lanes, _word)
+    top = builder.lshr(word, constant(16))
+    rounding = builder.add(constant(0x7FFF), builder.and_(top, constant(1)))
+    rounded = builder.lshr(builder.add(word, rounding), constant(16))
+    is_nan = builder.fcmp_unordered("uno", lanes, lanes)
+    return builder.trunc(builder.select(is_nan, builder.or_(top, constant(0x40)), rounded), _half)
+
+
+def _address(context: Any, builder: Any, of: Any, array: Any, at: Any) -> Any:
+    return builder.gep(context.make_array(of)(context, builder, array).data, [at])
+
+
+def _below(builder: Any, count: Any) -> Any:
+    """Which lanes are those before the `count`-th."""
+    numbers = ir.Constant(_word, list(range(WIDTH)))
+    return builder.icmp_signed("<", numbers, _all(builder, _word, builder.trunc(count, _lane)))
+
+
+_VECTORS = {f32: (_float, "v16f32"), f64: (_double, "v16f64"), u16: (_half, "v16i16"), i16: (_half, "v16i16")}
+"""What a line of an array is read by, and LLVM's name for that."""
+
+
+def _get(builder: Any, dtype: Any, address: Any, count: Any) -> Any:
+    """A line of an array wherever it lies, in a network's buffer too; `count` is None for all of it."""
+    vector, name = _VECTORS[dtype]
+    pointer = builder.bitcast(address, vector.as_pointer())
+    if count is None:
+        line = builder.load(pointer)
+        line.align = 1
+        return line
+    mask, nothing = _below(builder, count), ir.Constant(vector, None)
+    return _call(builder, f"llvm.masked.load.{name}.p0", vector, pointer, _lane(1), mask, nothing)
+
+
+def _put(builder: Any, dtype: Any, address: Any, count: Any, line: Any) -> None:
+    vector, name = _VECTORS[dtype]
+    pointer = builder.bitcast(address, vector.as_pointer())
+    if count is None:
+        builder.store(line, pointer, align=1)
+    else:
+        mask = _below(builder, count)
+        _call(builder, f"llvm.masked.store.{name}.p0", ir.VoidType(), line, pointer, _lane(1), mask)
+
+
+@intrinsic
+def _load(typing_context: Any, array: Any, at: Any, count: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        address = _address(context, builder, array, *arguments[:2])
+        line = _get(builder, array.dtype, address, None if count == types.none else arguments[2])
+        return _read(builder, array.dtype, line)
+
+    return LANES(array, types.int64, count), generate
+
+
+load = cast(Callable[[Wired, int, Count], Lanes], _load)
+"""Inside kernels only: the numbers of a flat array from `at` on; lanes beyond `count` are zero."""
+
+
+@intrinsic
+def _store(typing_context: Any, array: Any, at: Any, count: Any, lanes: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        address = _address(context, builder, array, *arguments[:2])
+        line = _written(builder, array.dtype, arguments[3])
+        _put(builder, array.dtype, address, None if count == types.none else arguments[2], line)
+        return context.get_dummy_value()
+
+    return types.void(array, types.int64, count, LANES), generate
+
+
+store = cast(Callable[[Wired, int, Count, Lanes], None], _store)
+"""Inside kernels only: write the first `count` lanes to a flat array from `at` on."""
+
+
+@inline
+def over(step: Callable[..., None], size: int, arguments: tuple[Any, ...]) -> None:
+    """Call `step(at, count, *arguments)` for the lines of `size` numbers, the last with what remains."""
+    for at in range(0, size - WIDTH + 1, WIDTH):
+        step(at, None, *arguments)
+    rest = size % WIDTH
+    if rest:
+        step(size - rest, rest, *arguments)
+
+
+# -- sums in float64 ---------------------------------------------------------------------------------------------------
+
+
+@intrinsic
+def _add_products(typing_context: Any, sums: Any, at: Any, count: Any, lanes: Any, factor: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        address = _address(context, builder, sums, *arguments[:2])
+        how_many = None if count == types.none else arguments[2]
+        products = builder.fmul(_all(builder, _double, arguments[4]), builder.fpext(arguments[3], _double))
+        total = builder.fadd(_get(builder, f64, address, how_many), products)
+        _put(builder, f64, address, how_many, total)
+        return context.get_dummy_value()
+
+    return types.void(sums, types.int64, count, LANES, types.float64), generate
+
+
+add_products = cast(Callable[[NDArray[np.float64], int, Count, Lanes, float], None], _add_products)
+"""Inside kernels only: `sums[at + k] += factor * lanes[k]`, both rounded, for the first `count` lanes."""
+
+
+@intrinsic
+def _quotient(typing_context: Any, lanes: Any, factor: Any, divisor: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        wide, factor, divisor = (
+            builder.fpext(arguments[0], _double),
+            *(_all(builder, _double, a) for a in arguments[1:]),
+        )
+        total = builder.fadd(ir.Constant(_double, [0.0] * WIDTH), builder.fmul(factor, wide))
+        return builder.fptrunc(builder.fdiv(total, divisor), _float)
+
+    return LANES(LANES, types.float64, types.float64), generate
+
+
+quotient = cast(Callable[[Lanes, float, float], Lanes], _quotient)
+"""Inside kernels only: `(0 + factor * lanes) / divisor` in float64, rounded to float32."""
+
+
+@intrinsic
+def _add_squares(typing_context: Any, sums: Any, block: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        lines = [_address(context, builder, block, arguments[1], _lane(WIDTH * n)) for n in range(WIDTH)]
+        into = _address(context, builder, sums, arguments[0], _lane(0))
+        total = _get(builder, f64, into, None)
+        for column in _transposed(builder, [_get(builder, f32, line, None) for line in lines]):
+            wide = builder.fpext(column, _double)
+            total = _call(builder, "llvm.fma.v16f64", _double, wide, wide, total)  # a square is exact in float64
+        _put(builder, f64, into, None, total)
+        return context.get_dummy_value()
+
+    return types.void(sums, block), generate
+
+
+def _transposed(builder: Any, lines: list[Any]) -> list[Any]:
+    """The columns of a square of numbers, by exchanging halves, quarters, ... of its lines."""
+    for step in (8, 4, 2, 1):
+        upper = [n if n & step == 0 else WIDTH + n - step for n in range(WIDTH)]
+        lower = [n + step if n & step == 0 else WIDTH + n for n in range(WIDTH)]
+        lines = [
+            builder.shuffle_vector(lines[n & ~step], lines[n | step], ir.Constant(_word, lower if n & step else upper))
+            for n in range(WIDTH)
+        ]
+    return lines
+
+
+add_squares = cast(Callable[[NDArray[np.float64], NDArray[np.float32]], None], _add_squares)
+"""Inside kernels only: add the squares of the numbers of each of a block's sixteen lines to its sum, in their order."""
+
+
+# -- a line of an index ------------------------------------------------------------------------------------------------
+
+
+@intrinsic
+def _row_in_line(typing_context: Any, entries: Any, at: Any, key: Any) -> Any:
+    word = ir.IntType(64)
+    line = ir.VectorType(word, 8)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer = builder.bitcast(_address(context, builder, entries, *arguments[:2]), line.as_pointer())
+        here = builder.load(pointer, align=8)
+        beside = ir.Constant(ir.VectorType(_lane, 8), [1, 1, 3, 3, 5, 5, 7, 7])
+        rows = builder.shuffle_vector(here, here, beside)
+        is_it = builder.icmp_signed("==", here, _all(builder, line, arguments[2]))
+        is_it = builder.and_(is_it, ir.Constant(ir.VectorType(ir.IntType(1), 8), [1, 0] * 4))
+        # one more than the row, since the row of an empty entry is -1; a key stands in one entry only
+        one, none = ir.Constant(line, [1] * 8), ir.Constant(line, [0] * 8)
+        found = builder.select(is_it, builder.add(rows, one), none)
+        return builder.sub(_call(builder, "llvm.vector.reduce.or.v8i64", word, found), word(1))
+
+    return types.int64(entries, types.int64, types.int64), generate
+
+
+row_in_line = cast(Callable[[NDArray[np.int64], Any, Any], np.int64], _row_in_line)
+"""Inside kernels only: of four pairs (key, row) from `at` on, the row of this key, or -1; without branches, which would
+be foretold wrongly as often as not."""
