@@ -32,13 +32,15 @@ class Rule(NamedTuple):
     """An update rule, and the batches with which it makes as many updates as the others."""
 
     title: str
-    update: eg.Sync | eg.Async
+    update: eg.Sync | eg.Async | eg.LocalSGD
     batch_size: int
 
 
 RULES = {
     "sync": Rule("Sync(4)", eg.Sync(batches_per_step=4), 128),
+    "bounded": Rule("Async(max_staleness=8)", eg.Async(max_staleness=8), 512),
     "async": Rule("Async()", eg.Async(), 512),
+    "local": Rule("LocalSGD(8)", eg.LocalSGD(8, tasks_per_round=4), 128),
 }
 
 

@@ -24,6 +24,7 @@ UPDATES = {
     "sync": eg.Sync(batches_per_step=4),
     "sync with a spare": eg.Sync(batches_per_step=4, backup_after=2 * COMPUTE_S),
     "sync of 12": eg.Sync(batches_per_step=12),
+    "bounded": eg.Async(max_staleness=8),
     "async": eg.Async(),
 }
 

@@ -39,6 +39,7 @@ class Case(NamedTuple):
 SLOW = (
     Case("Sync(4)", "sync", TRAINERS),
     Case("Sync(4) and a spare trainer", "sync with a spare", TRAINERS + 1),
+    Case("Async(max_staleness=8)", "bounded", TRAINERS),
     Case("Async", "async", TRAINERS),
 )
 KILLED = (

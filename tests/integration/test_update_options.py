@@ -33,7 +33,7 @@ def said(pattern: str, text: str) -> list[int]:
 def test_steps_are_committed_without_batches_that_are_late_and_what_was_dropped_is_counted(tmp_path: Path) -> None:
     samples, options = 240, "{'batches_per_step': 2, 'drop_after': 0.5}"
     args = ("--rule", "Sync", "--with", options, "--samples", samples, "--batch-size", 4, "--epochs", 1)
-    slow = ("--out", tmp_path / "model", "--pause", 0.01, "--slow", "trainer-1", "--slow-for", 2.0)
+    slow = ("--out", tmp_path / "model", "--pause", 0.01, "--slow-trainer", "trainer-1", "--slow-for", 2.0)
     with Launched(tmp_path, MARKS, *args, *slow, pservers=2, trainers=2) as job:
         assert job.wait() == 0, job.text
         assert "The job ended well." in job.text
@@ -62,7 +62,7 @@ def test_a_task_in_which_the_script_raises_is_set_aside_and_the_job_ends_with_st
         assert job.wait() == 1, job.text
         assert re.search(r"set aside: epoch 0, step \d, task \d \(8 samples\): ValueError: sample 7 is bad", job.text)
         assert "the script raised in 1 task until they were set aside, and 8 samples were left out" in job.text
-        assert job.text.count("left since its script raised; it starts again in 0.5 s") == 2
+        assert job.text.count("asked to be started again; it starts again in 0.5 s") == 2
         assert "Traceback" not in job.text
         assert job.log("master").count("ValueError: sample 7 is bad") >= 2
         assert "marks.py" in job.log("master")
@@ -81,7 +81,7 @@ def test_data_that_cannot_be_read_leaves_out_the_rest_of_its_task(tmp_path: Path
         (left_out,) = said(
             r"set aside: epoch 0, task \d \((\d+) samples\): DataError: sample 50 cannot be read", job.text
         )
-        assert job.text.count("left since its script raised") >= 2
+        assert job.text.count("asked to be started again") >= 2
     shares, updates = marks(tmp_path / "model", samples)
     assert (shares == 0).sum() == left_out
     assert left_out in (4, 8, 12)
@@ -116,7 +116,7 @@ def test_a_fast_trainer_waits_for_a_slow_one_and_the_status_says_so(
     samples, course = 160, tmp_path / "course"
     options = f"{{'batches_per_task': 5, 'max_staleness': {most}, 'ahead': {ahead}}}"
     args = ("--rule", "Async", "--with", options, "--samples", samples, "--batch-size", 8, "--epochs", 1)
-    slow = ("--out", tmp_path / "model", "--course", course, "--slow", "trainer-1", "--hold", f"epoch:0={go}")
+    slow = ("--out", tmp_path / "model", "--course", course, "--slow-trainer", "trainer-1", "--hold", f"epoch:0={go}")
     with Launched(tmp_path, MARKS, *args, *slow, pservers=2, trainers=2) as job:
         until(lambda: len(reached(go)) == 2, "both to be in their first batch")
         go.touch()

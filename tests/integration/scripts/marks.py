@@ -52,12 +52,12 @@ def main() -> None:
     parser.add_argument("--with", dest="options", default="{}", help="its options, as a dict")
     parser.add_argument("--raise-at", type=int, default=-1, metavar="SAMPLE")
     parser.add_argument("--unreadable", type=int, default=-1, metavar="SAMPLE")
-    parser.add_argument("--slow", default="", metavar="TRAINER", help="this one takes --slow-for seconds a batch")
+    parser.add_argument("--slow-trainer", default="", help="this one takes --slow-for seconds a batch")
     parser.add_argument("--slow-for", type=float, default=0.3)
     parser.add_argument("--course", type=Path)
     options = parser.parse_args()
     hold = holding.Holding(options)
-    is_slow = os.environ.get("EVERGRAD_NAME") == options.slow
+    is_slow = os.environ.get("EVERGRAD_NAME") == options.slow_trainer
 
     def note(what: str) -> None:
         if options.course:
