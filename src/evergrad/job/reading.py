@@ -34,8 +34,9 @@ class Reading:
         rows = [table.rows() for table in self._tables]
         self._sizes = np.array([len(of_table) for of_table in rows])
         addresses = np.array([address_of(of_table) for of_table in rows])
-        gather(self._features, self._numbers, addresses, _addresses(self._out))
-        return self._out
+        out, self._out = self._out, []  # autograd comes to hold this object: together they would never be let go
+        gather(self._features, self._numbers, addresses, _addresses(out))
+        return out
 
     def tracked(self, values: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """What was read, as autograd sees it."""
