@@ -9,6 +9,7 @@ from multiprocessing.connection import Connection
 import numpy as np
 import zmq
 
+from evergrad.heap import keep_freed_memory
 from evergrad.init_rows import normal
 from evergrad.messages import (
     INIT_STEP,
@@ -60,6 +61,7 @@ def pserver_with(rows: int, dim: int) -> tuple[Pserver, Schema]:
 
 
 def _serve_pserver(pipe: Connection, rows: int, dim: int) -> None:
+    keep_freed_memory()  # as a pserver does
     pserver, _ = pserver_with(rows, dim)
     listener = Listener(JOB, pserver.member, LOOPBACK)
     pipe.send(listener.address)

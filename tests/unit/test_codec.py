@@ -152,6 +152,7 @@ def test_the_arrays_of_all_tables_go_out_as_one_without_a_copy_where_they_lie_si
 
 
 WHOLE = np.arange(12, dtype=np.float32)
+BYTES = np.arange(16, dtype=np.uint8)
 
 
 @pytest.mark.parametrize(
@@ -170,8 +171,9 @@ WHOLE = np.arange(12, dtype=np.float32)
         [WHOLE[:0], WHOLE[:2].reshape(1, 2), WHOLE[5:5], WHOLE[2:6].reshape(2, 2)],
         [WHOLE[:0].reshape(0, 3)],
         [np.array(3.0, np.float32), WHOLE[:1]],
+        [BYTES[3:11].view(np.float32), BYTES[11:15].view(np.float32)],
     ],
-    ids=range(13),
+    ids=range(14),
 )
 def test_arrays_of_tables_come_back_however_they_lie(arrays):
     message = Pulled(Request(1), 0, tuple(arrays), ())

@@ -1,5 +1,8 @@
 """The rows of one batch: which are pulled, how they lie in memory, and what is handed back."""
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 import torch
@@ -123,3 +126,25 @@ def test_rows_can_be_read_in_inference_mode():
     _, (a, _) = batch_rows(training=False)
     with torch.inference_mode():
         assert (a(torch.tensor([1]) + 1) == 1).all()
+
+
+@pytest.mark.parametrize("is_backward", [True, False])
+@pytest.mark.parametrize("is_ahead", [True, False])
+def test_nothing_of_a_batch_stays_in_memory_without_the_garbage_collector(is_ahead, is_backward):
+    gc.collect()
+    gc.disable()
+    try:
+        rows, modules = batch_rows()
+        batch = {"a": torch.tensor([1, 2]), "b": torch.tensor([3])}
+        if is_ahead:
+            rows.take([ones(table, keys) for table, keys in wanted(rows, batch)])
+        read = [module(batch[module.feature]) for module in modules]
+        if is_backward:
+            sum(of_table.sum() for of_table in read).backward()
+        left = [weakref.ref(tensor) for tensor in read] + [weakref.ref(rows)]
+        for module in modules:
+            module.source = None
+        del rows, read, modules, module
+        assert [ref() for ref in left] == [None] * 3
+    finally:
+        gc.enable()

@@ -100,12 +100,10 @@ class Group:
 
     def _flat(self, tensors: Sequence[Tensor | None], check: bool = False) -> AnyArray:
         what = "the gradient of" if self.kind is GroupKind.TRAINED else "buffer"
-        flat: AnyArray = np.zeros(self.spec.size, self._dtype)
+        flat: AnyArray = np.empty(self.spec.size, self._dtype)
         target = torch.from_numpy(flat)
         for tensor, (a, b) in zip(tensors, self._spans(), strict=True):
-            if tensor is None:
-                continue
-            target[a:b] = tensor.detach().reshape(-1)
+            target[a:b] = 0 if tensor is None else tensor.detach().reshape(-1)
         if check:
             self.check_finite(flat, what)
         return flat

@@ -40,6 +40,7 @@ class JobOptimizer(torch.optim.Optimizer):
         rows: list[dict[str, Any]] = [{"params": [], "table": name} for name, _ in tables]
         super().__init__([*dense, *rows], {"lr": 0.0})
         self._dense = len(dense)
+        self._parameters = [tensor for group in dense for tensor in group["params"]]
         self.at_step(0)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -83,5 +84,9 @@ class JobOptimizer(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients of dense parameters and of rows."""
-        _zero_grad(self, set_to_none)
+        if set_to_none:
+            for parameter in self._parameters:
+                parameter.grad = None
+        else:
+            _zero_grad(self, set_to_none)
         self._job.on_zero_grad()

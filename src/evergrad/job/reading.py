@@ -14,26 +14,28 @@ from evergrad.lookup import tracked
 
 
 class Reading:
-    """Features whose rows are read at once: one vector for each id.
+    """Features whose rows are read at once: one vector for each id. Memory for them is taken when this is made.
 
     Args:
-        tables: the table of each feature; those of one table stand side by side.
+        tables: the table of each feature, which need not have its rows yet; those of one table stand side by side.
         index: for each feature which row each of its ids reads; negative: none, zeros.
         shapes: the shape of the ids of each feature.
     """
 
     def __init__(self, tables: Sequence[TableRows], index: Sequence[Index], shapes: Sequence[torch.Size]) -> None:
-        self._tables, self._index, self._shapes = list(dict.fromkeys(tables)), index, shapes
+        self._tables, self._index = list(dict.fromkeys(tables)), index
         self._features = features_of(tables, [numbers.size for numbers in index])
-        self._rows = np.array([table.keys.size for table in self._tables])
         self._numbers = np.array([address_of(numbers) for numbers in index])
+        self._out = [torch.empty((*s, t.dim), dtype=torch.float32) for s, t in zip(shapes, tables, strict=True)]
+        self._sizes = np.empty(0, np.int64)
 
     def values(self) -> list[Tensor]:
-        """What is read, for each feature in the shape of its ids."""
-        dims = self._features.dims.tolist()
-        out = [torch.empty((*shape, dim), dtype=torch.float32) for shape, dim in zip(self._shapes, dims, strict=True)]
+        """What is read, for each feature in the shape of its ids. Call it once, when the rows are there."""
         rows = [table.rows() for table in self._tables]
-        gather(self._features, self._numbers, np.array([address_of(r) for r in rows]), _addresses(out))
+        self._sizes = np.array([len(of_table) for of_table in rows])
+        addresses = np.array([address_of(of_table) for of_table in rows])
+        out, self._out = self._out, []  # autograd comes to hold this object: together they would never be let go
+        gather(self._features, self._numbers, addresses, _addresses(out))
         return out
 
     def tracked(self, values: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -43,7 +45,7 @@ class Reading:
     def _collect(self, grads: Sequence[Tensor | None]) -> None:
         rows = [grad if grad is None else _as_rows(grad) for grad in grads]
         strides = np.array([0 if grad is None else grad.stride(0) for grad in rows])
-        sums, bounds = sum_rows(self._features, self._numbers, self._rows, _addresses(rows), strides)
+        sums, bounds = sum_rows(self._features, self._numbers, self._sizes, _addresses(rows), strides)
         tables = self._features.tables.tolist()
         for number in dict.fromkeys(t for t, grad in zip(tables, rows, strict=True) if grad is not None):
             table = self._tables[number]

@@ -107,6 +107,8 @@ class BatchRows:
             self._wanted.append((of_table[0].module.table, keys[start:stop]))
             if len(of_table) == 1:
                 of_table[0].covers = stop - start
+        if read := [feature for feature in self._features if not feature.module.is_pooled]:
+            self._reading = Reading([f.table for f in read], [f.index for f in read], [f.ids.shape for f in read])
 
     def wanted(self, held: HeldRows | None = None) -> list[tuple[int, Keys]]:
         """The different keys to pull, by table; their rows are given to `take`.
@@ -130,8 +132,8 @@ class BatchRows:
                 self._held[table].add(keys, of_table)
             for table, keys in self._wanted:
                 self._tables[table].add(keys, self._pulled(table, keys))
-        if read := [feature for feature in self._features if not feature.module.is_pooled]:
-            self._reading = Reading([f.table for f in read], [f.index for f in read], [f.ids.shape for f in read])
+        if self._reading is not None:
+            read = (feature for feature in self._features if not feature.module.is_pooled)
             for feature, values in zip(read, self._reading.values(), strict=True):
                 feature.values = values
 
@@ -139,13 +141,14 @@ class BatchRows:
         """One row for each id; pulls those not here yet."""
         feature = self._find_ahead(table, ids, padding)
         is_tracked = self._training and torch.is_grad_enabled()
-        if feature is None or feature.values is None or is_tracked != self._training:
-            values = self._read(table, ids, self._index(table, ids, padding), is_tracked)
-        else:
+        if feature is not None and feature.values is not None and is_tracked == self._training:
             if is_tracked:
                 self._track_ahead()
                 feature.use()
             values, feature.values = feature.values, None
+        else:
+            index = self._index(table, ids, padding) if feature is None else feature.index
+            values = self._read(table, ids, index, is_tracked)
         if values.shape[:-1] != ids.shape:  # the same ids in another shape
             values = values.reshape(*ids.shape, values.shape[-1])
         return values if ids.is_cpu else values.to(ids.device)

@@ -72,7 +72,8 @@ class TableRows:
     def rows(self) -> Floats:
         """All rows, shape (n, dim)."""
         if self._read_anew is not None:
-            self._rows, self._tensor, self._read_anew = [self._read_anew(self.keys)], None, None
+            self._rows = [np.ascontiguousarray(self._read_anew(self.keys))]
+            self._tensor = self._read_anew = None
         if len(self._rows) != 1:
             self._rows = [np.concatenate([np.empty((0, self.dim), np.float32), *self._rows])]
         return self._rows[0]

@@ -124,6 +124,8 @@ class DenseGroup:
 
 def _mean(parts: Sequence[tuple[AnyArray, int]], segment: Segment, total: int) -> Floats:
     """The sum of samples * values, taken in order in float64, over `total`, rounded once."""
+    if len(parts) == 1 and parts[0][1] == total:
+        return parts[0][0]
     sums = np.zeros(segment.stop - segment.start)
     for values, samples in parts:
         add_flat(sums, values, samples)

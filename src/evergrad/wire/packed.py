@@ -148,7 +148,7 @@ def _stretch_of(arrays: Sequence[AnyArray]) -> AnyArray | None:
     if len(arrays) == 1:
         return arrays[0].reshape(-1)
     whole = arrays[0].base
-    if not isinstance(whole, np.ndarray) or whole.dtype != arrays[0].dtype or not whole.flags.c_contiguous:
+    if not isinstance(whole, np.ndarray) or not whole.flags.c_contiguous:
         return None
     start = end = address_of(arrays[0])
     for a in arrays:
@@ -156,7 +156,7 @@ def _stretch_of(arrays: Sequence[AnyArray]) -> AnyArray | None:
             return None
         end += a.nbytes
     begin = address_of(whole)
-    return whole.reshape(-1)[(start - begin) // whole.itemsize : (end - begin) // whole.itemsize]
+    return whole.reshape(-1).view(np.uint8)[start - begin : end - begin].view(arrays[0].dtype)
 
 
 def split(flat: AnyArray, shapes: Shapes) -> list[AnyArray]:

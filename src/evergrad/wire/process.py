@@ -132,7 +132,8 @@ def serve(
     while not is_over():
         received = listener.exchange(sends, wait_s)
         now_s = time.monotonic()
-        listener.send([send for src, message in received for send in handle(src, message, now_s)])
+        for src, message in received:
+            listener.send(handle(src, message, now_s))
         sends, wait_s = work()
         if now_s - ticked_s >= TICK_S:
             ticked_s = now_s
