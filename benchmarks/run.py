@@ -13,6 +13,7 @@ from pathlib import Path
 
 import checkpoints
 import click
+import recovery
 import remote
 import rules
 import tables
@@ -35,6 +36,7 @@ SECTIONS: dict[str, Callable[[bool], Figures]] = {
     "click": click.figures,
     "trouble": trouble.figures,
     "checkpoints": checkpoints.figures,
+    "recovery": recovery.figures,
 }
 
 
