@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 WARM := $(VENV)/.warm
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench chaos fmt clean
+.PHONY: help demo test simulate check bench chaos fmt clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -17,6 +17,11 @@ demo: $(READY) $(WARM) ## Train on real ratings alone and as a job that is hurt;
 
 test: $(READY) $(WARM) ## All tests
 	@$(PY) -m pytest -q
+
+N ?= 1000
+SEED ?= 0
+simulate: $(READY) $(WARM) ## N=10000 SEED=0: whole jobs simulated, each of another shape and hurt in other ways
+	@$(PY) tools/simulate.py --count $(N) --seed $(SEED)
 
 check: $(READY) ## Format, lint, types, direction of imports
 	@$(PY) -m ruff format --check --quiet . || { echo "Some files are not formatted: run 'make fmt'."; exit 1; }

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+import auc
 import checkpoints
 import click
 import recovery
@@ -37,6 +38,7 @@ SECTIONS: dict[str, Callable[[bool], Figures]] = {
     "trouble": trouble.figures,
     "checkpoints": checkpoints.figures,
     "recovery": recovery.figures,
+    "auc": auc.figures,
 }
 
 

@@ -28,11 +28,12 @@ WARM_S = 2.0
 
 
 class Case(NamedTuple):
-    """An update rule of `sleeper.py` and the trainers it is given."""
+    """An update rule of `sleeper.py`, the trainers it is given, and further options of the launcher."""
 
     title: str
     update: str
     trainers: int
+    options: tuple[str, ...] = ()
 
 
 SLOW = (
@@ -42,13 +43,14 @@ SLOW = (
 )
 KILLED = (
     Case("Sync(4)", "sync", TRAINERS),
+    Case("Sync(4), --standby", "sync", TRAINERS, ("--standby",)),
     Case("Sync(12)", "sync of 12", TRAINERS),
     Case("Async", "async", TRAINERS),
 )
 
 
 class Stretch(NamedTuple):
-    """What was seen of a job for a while: samples a second, and the share of time in which trainers did nothing."""
+    """What was seen of a job for a while: samples a second, and the share of time in which trainers did not compute."""
 
     rate: float
     waiting: float
@@ -140,7 +142,7 @@ def running(case: Case, slow: str = "") -> Iterator[tuple[Launched, Path]]:
         out = folder / "out"
         out.mkdir()
         args = ("--update", case.update, "--slow", slow, "--out", out)
-        options = ("--max-restarts", "1000")
+        options = ("--max-restarts", "1000", *case.options)
         with Launched(folder, SCRIPT, *args, trainers=case.trainers, options=options) as job:
             until(lambda: len(computed(out)) == case.trainers, "all trainers to be at work")
             time.sleep(WARM_S)
@@ -155,7 +157,7 @@ def figures(quick: bool = False) -> Iterator[dict[str, object]]:
         rate = statistics.median(slow.rate / fast.rate for slow, fast in pairs)
         waiting = [100 * statistics.median(s.waiting for s in stretches) for stretches in zip(*pairs, strict=True)]
         yield {
-            "name": f"samples/s with one of {case.trainers} trainers {sleeper.SLOWER}x slower / without, {case.title}",
+            "name": f"samples/s, one of {case.trainers} trainers {sleeper.SLOWER} times slower / none: {case.title}",
             "value": rate,
             "unit": f"x (trainers wait {waiting[0]:.0f} % / {waiting[1]:.0f} % of their time)",
             "target": "-",
@@ -163,14 +165,13 @@ def figures(quick: bool = False) -> Iterator[dict[str, object]]:
         }
     for case in KILLED:
         losses = [killed_trainers(case, faults) for _ in range(rounds)]
-        beyond, own, down_s = (
-            statistics.median(values)
-            for values in zip(*((x.all - x.own, x.own, x.down_s) for x in losses), strict=True)
-        )
+        beyond = statistics.median(loss.all - loss.own for loss in losses)
+        own = statistics.median(loss.own for loss in losses)
+        away_s = statistics.median(loss.down_s for loss in losses)
         yield {
-            "name": f"samples/s lost by a kill every {FAULT_EVERY_S:.0f} s beyond the own share, {case.title}",
+            "name": f"samples/s lost by a kill every {FAULT_EVERY_S:.0f} s beyond its trainer's share: {case.title}",
             "value": 100 * beyond,
-            "unit": f"% (own share {100 * own:.1f} %, it is back after {down_s:.1f} s)",
+            "unit": f"% (its share {100 * own:.1f} %, it is back after {away_s:.1f} s)",
             "target": "< 5",
             "met": beyond < 0.05,
         }

@@ -12,6 +12,7 @@ became a member.
 """
 
 import argparse
+import contextlib
 import os
 import random
 import shutil
@@ -21,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -38,6 +39,8 @@ SAMPLES, BATCH, PAUSE_S, EVERY = 1600, 16, 0.05, 10
 GAP_S = 1.5
 """Seconds from one fault to the next, on average."""
 MOST_TRAINERS = 5
+DESERTED_S = 10.0
+"""A job that has had no trainer for so long is given one: those that have left do not come back by themselves."""
 ROUND_WITHIN_S = 900.0
 TURN_S = 0.02
 LEFT = 128 + signal.SIGTERM
@@ -48,7 +51,7 @@ class Rule:
     """What is trained: a script with an update rule of `scripts/updates.py`, and what must hold of the saved model.
 
     `broken` takes the model and one of an undisturbed run, and says what is broken in words; empty if nothing is.
-    `kinds` of faults strike, in all at least `least` and at most `most` in a round of so many `epochs`.
+    In a round of so many `epochs` it is hurt at most `most` times by these `kinds` of faults, in all at least `least` times.
     """
 
     name: str
@@ -109,9 +112,11 @@ class Tormentor:
     slow: Path
     faults: list[Fault] = field(default_factory=list)
     joiners: list[Running] = field(default_factory=list)
+    strikes: int = 0
     _frozen: dict[int, tuple[psutil.Process, Fault]] = field(default_factory=dict)
     _bag: list[str] = field(default_factory=list)
     _fell_back_from: int = -1
+    _seen_s: float = field(default_factory=time.monotonic)
 
     def strike(self, status: Status) -> bool:
         """Do one more thing to the job; returns whether it could be done to it now."""
@@ -123,7 +128,13 @@ class Tormentor:
         if not self._is_possible(kind, there, status):
             return False
         self._bag.pop()
+        self.strikes += 1
         pid = self.chance.choice(sorted(there)) if there else 0
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+            self._do(kind, pid, there)
+        return True
+
+    def _do(self, kind: str, pid: int, there: Mapping[int, psutil.Process]) -> None:
         match kind:
             case "join":
                 self._join()
@@ -140,7 +151,6 @@ class Tormentor:
             case "kill all":
                 for process in there.values():
                     self._send(kind, process, signal.SIGKILL)
-        return True
 
     def _strike_servers(self, kind: str, status: Status) -> bool:
         """Kill a pserver, the master or everything; not before there is something new to fall back to."""
@@ -155,9 +165,11 @@ class Tormentor:
             victims = {name: victims[name]}
         self._bag.pop()
         self._fell_back_from = self._fell_back_from if kind == "master" else newest
+        self.strikes += 1
         for process in victims.values():
             self._frozen.pop(process.pid, None)
-            self._send(kind, process, signal.SIGKILL)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                self._send(kind, process, signal.SIGKILL)
         return True
 
     def _is_possible(self, kind: str, there: Collection[int], status: Status) -> bool:
@@ -170,8 +182,13 @@ class Tormentor:
                 return bool(there)
 
     def look(self, status: Status) -> None:
-        """Notice what the job has felt; thaw who was declared dead."""
+        """Notice what the job has felt; thaw who was declared dead; leave no job deserted."""
         there = trainers(status)
+        if there:
+            self._seen_s = time.monotonic()
+        elif time.monotonic() - self._seen_s > DESERTED_S:
+            self._seen_s = time.monotonic()
+            self._join()
         for pid, (_, fault) in list(self._frozen.items()):
             if pid not in there:
                 fault.is_felt = True
@@ -188,6 +205,10 @@ class Tormentor:
     def settle(self) -> list[str]:
         """All is over: see which signals have struck. Returns what joiners did wrong."""
         wrong = []
+        too_late = {fault.pid for fault in self.faults if fault.kind == "join" and not fault.is_felt}
+        for joiner in self.joiners:
+            if joiner.pid in too_late:  # it looks for a job that is over
+                joiner.kill()
         ended = {joiner.pid: joiner.wait() for joiner in self.joiners}
         for fault in self.faults:
             match fault.kind:
@@ -220,7 +241,7 @@ class Tormentor:
 
     def _thaw(self, pid: int) -> None:
         process, _ = self._frozen.pop(pid)
-        if process.is_running():
+        with contextlib.suppress(psutil.NoSuchProcess):
             process.send_signal(signal.SIGCONT)
 
 
@@ -232,6 +253,7 @@ class Outcome:
     """What the rounds of a rule have shown."""
 
     rounds: int = 0
+    strikes: int = 0
     struck: Counter[str] = field(default_factory=Counter)
     felt: Counter[str] = field(default_factory=Counter)
     broken: list[str] = field(default_factory=list)
@@ -262,12 +284,13 @@ class Chaos:
                 found = self._found(rule, tormentor, undisturbed)
             except Unmet as exc:
                 found = [str(exc)]
-        outcome.rounds += 1
+        outcome.rounds, outcome.strikes = outcome.rounds + 1, outcome.strikes + tormentor.strikes
         outcome.struck.update(fault.kind for fault in tormentor.faults)
         outcome.felt.update(fault.kind for fault in tormentor.faults if fault.is_felt)
         outcome.broken += [f"round {self.rounds}: {what}; see {folder}" for what in found]
         felt = sum(fault.is_felt for fault in tormentor.faults)
-        say(f"   {felt} faults of {len(tormentor.faults)} felt; {'; '.join(found) or rule.promise}")
+        hurt = f"hurt {tormentor.strikes} times, {felt} faults of {len(tormentor.faults)} felt"
+        say(f"   {hurt}; {'; '.join(found) or rule.promise}")
         if not found:
             shutil.rmtree(folder)
 
@@ -299,7 +322,7 @@ def torment(tormentor: Tormentor, chance: random.Random, most: int) -> None:
         if now_s > end_s:
             raise Unmet(f"the job did not end within {ROUND_WITHIN_S:.0f} s; it waits for {status.waiting_for!r}")
         tormentor.look(status)
-        if now_s >= strike_s and len(tormentor.faults) < most and tormentor.strike(status):
+        if now_s >= strike_s and tormentor.strikes < most and tormentor.strike(status):
             strike_s = now_s + chance.expovariate(1 / GAP_S)
         time.sleep(TURN_S)
     tormentor.end()
@@ -343,13 +366,13 @@ def main() -> int:
     folder = Path(tempfile.mkdtemp(prefix="evergrad-chaos-"))
     chaos = Chaos(folder, random.Random(options.seed))
     end_s = time.monotonic() + options.seconds
-    while open_rules := [rule for rule, o in outcomes.items() if o.struck.total() < options.faults or not o.rounds]:
+    while open_rules := [rule for rule, o in outcomes.items() if o.strikes < options.faults or not o.rounds]:
         if time.monotonic() > end_s and all(o.rounds for o in outcomes.values()):
             break
         rule = min(open_rules, key=lambda rule: outcomes[rule].rounds)
-        chaos.round(rule, min(rule.most, options.faults - outcomes[rule].struck.total()), outcomes[rule])
+        chaos.round(rule, min(rule.most, options.faults - outcomes[rule].strikes), outcomes[rule])
     Console(width=120).print(grid(outcomes))
-    wrong = faults_found(outcomes, options.faults)
+    wrong = wrong_with(outcomes, options.faults)
     for text in wrong:
         say(text)
     if not wrong:
@@ -357,18 +380,16 @@ def main() -> int:
     return 1 if wrong else 0
 
 
-def faults_found(outcomes: dict[Rule, Outcome], most: int) -> list[str]:
+def wrong_with(outcomes: dict[Rule, Outcome], most: int) -> list[str]:
     """What makes the whole run a failure."""
     broken = [f"{rule.name}: {what}" for rule, outcome in outcomes.items() for what in outcome.broken]
     never = {rule.name: [kind for kind in rule.kinds if not o.felt[kind]] for rule, o in outcomes.items()}
     few = [
-        f"{rule.name}: only {o.struck.total()} faults in {o.rounds} jobs, not {rule.least}"
+        f"{rule.name}: hurt only {o.strikes} times in {o.rounds} jobs, not {rule.least} times"
         for rule, o in outcomes.items()
-        if o.struck.total() < min(rule.least, most)
+        if o.strikes < min(rule.least, most)
     ]
-    missing = [
-        f"{name}: no fault of these kinds has struck: {', '.join(kinds)}" for name, kinds in never.items() if kinds
-    ]
+    missing = [f"{name}: none of these was felt: {', '.join(kinds)}" for name, kinds in never.items() if kinds]
     return broken + few + missing
 
 

@@ -1,70 +1,111 @@
-"""Reading and pooling rows inside torch, with backward passes that sum the gradients of equal rows in a kernel.
+"""Rows inside torch: read, or pooled in bags, with backward passes that hand their gradients on.
 
 Torch's own backward passes of `embedding` and `embedding_bag` take three to five times as long on one thread.
 """
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from evergrad.kernels.segment import sum_bags, sum_rows
+from evergrad.kernels.segment import sum_bags
+
+Collect = Callable[[Tensor], None]
+
+_ANCHOR = torch.zeros((), requires_grad=True)
+"""Autograd runs a backward pass only for what depends on something that wants a gradient. This never gets one."""
 
 
-class _Gather(torch.autograd.Function):
+class Found(NamedTuple):
+    """Where ids read in a table.
+
+    Args:
+        rows: of some different keys, shape (u, dim), on the CPU.
+        number: of the shape of the ids, int64: which of `rows` each reads; -1: it is padding and reads zeros.
+        is_padded: whether there may be padding.
+        collect: takes a gradient of `rows`, of their shape; None where nobody wants it.
+    """
+
+    rows: Tensor
+    number: Tensor
+    is_padded: bool
+    collect: Collect | None
+
+
+class _Tracked(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, row: Tensor) -> Tensor:
-        ctx.rows = weight.shape[0]
-        ctx.save_for_backward(row)
-        return torch.embedding(weight, row)
+    def forward(ctx: Any, anchor: Tensor, values: Sequence[Tensor], collect: Callable[..., None]) -> tuple[Tensor, ...]:
+        ctx.collect = collect
+        ctx.set_materialize_grads(False)
+        return tuple(values)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        (row,) = ctx.saved_tensors
-        flat = grad.reshape(row.numel(), grad.shape[-1]).contiguous()
-        return torch.from_numpy(sum_rows(row.reshape(-1).numpy(), flat.numpy(), ctx.rows)), None
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[None, None, None]:
+        ctx.collect(grads)
+        return None, None, None
 
 
-def gather(weight: Tensor, row: Tensor) -> Tensor:
-    """Rows of `weight` (u, dim), numbered by `row` (int64, any shape): shape (*row.shape, dim).
+def tracked(values: Sequence[Tensor], collect: Callable[[Sequence[Tensor | None]], None]) -> tuple[Tensor, ...]:
+    """The same tensors as autograd sees them: their gradients are given to `collect`, all at once.
 
-    The gradient of a row is the sum over its uses, in order of position in float64, rounded once.
+    Args:
+        values: fresh tensors that nobody else holds.
+        collect: takes a gradient for each of `values`, None for one that none has reached.
     """
-    if weight.device.type != "cpu" or not weight.requires_grad:
-        return torch.embedding(weight, row)
-    result: Tensor = _Gather.apply(weight, row)  # type: ignore[no-untyped-call]  # torch gives it no types
+    result: tuple[Tensor, ...] = _Tracked.apply(_ANCHOR, values, collect)  # type: ignore[no-untyped-call]  # torch gives it no types
     return result
+
+
+def table_of(found: Found, device: torch.device) -> tuple[Tensor, Tensor, int | None]:
+    """A weight and indices as torch's functions take them, seen by autograd, and the index that is padding."""
+    rows, number, _, collect = found
+    if collect is not None and torch.is_grad_enabled():
+        (rows,) = tracked([rows.clone()], lambda grads: None if grads[0] is None else collect(grads[0]))
+    return _with_padding(Found(rows.to(device), number.to(device), found.is_padded, None))
+
+
+def _with_padding(found: Found) -> tuple[Tensor, Tensor, int | None]:
+    """As `table_of`: padding, and where there are no rows anything, reads a row of zeros at the end."""
+    rows, number, is_padded, _ = found
+    if not is_padded and rows.shape[0]:
+        return rows, number, None
+    zeros = rows.shape[0]
+    return torch.cat([rows, rows.new_zeros(1, rows.shape[1])]), number.masked_fill(number < 0, zeros), zeros
 
 
 class _Pool(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, row: Tensor, starts: Tensor, mode: str, padding: int | None) -> Tensor:
-        ctx.rows, ctx.is_mean, ctx.padding = weight.shape[0], mode == "mean", -1 if padding is None else padding
-        ctx.save_for_backward(row, starts)
-        return F.embedding_bag(row, weight, starts, mode=mode, include_last_offset=True, padding_idx=padding)
+    def forward(ctx: Any, anchor: Tensor, found: Found, starts: Tensor, mode: str) -> Tensor:
+        ctx.found, ctx.starts, ctx.is_mean = found, starts, mode == "mean"
+        return _pooled(found, starts, mode)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
-        row, starts = (saved.numpy() for saved in ctx.saved_tensors)
-        sums = sum_bags(row, starts, grad.contiguous().numpy(), ctx.rows, ctx.is_mean, ctx.padding)
-        return torch.from_numpy(sums), None, None, None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, None, None, None]:
+        rows, number, _, collect = ctx.found
+        arrays = (number.reshape(-1).numpy(), ctx.starts.numpy(), grad.contiguous().numpy())
+        collect(torch.from_numpy(sum_bags(*arrays, rows.shape[0], ctx.is_mean)))
+        return None, None, None, None
 
 
-def pool(weight: Tensor, row: Tensor, starts: Tensor, mode: str, padding: int | None) -> Tensor:
-    """Sums or means of rows of `weight` (u, dim) by bags: shape (bags, dim); no vector per id is made.
+def pool(found: Found, starts: Tensor, mode: str) -> Tensor:
+    """Sums or means of rows by bags: shape (bags, dim); no vector per id is made.
 
     Args:
-        weight: the rows.
-        row: int64, shape (n,): the rows of all bags, one after the other.
+        found: the rows of all bags, one after the other; padding belongs to no bag.
         starts: int64, shape (bags + 1,): where each bag begins, and the end of the last.
         mode: "sum" or "mean".
-        padding: a row that belongs to no bag, wherever it stands.
     """
-    if weight.device.type != "cpu" or not weight.requires_grad:
-        return F.embedding_bag(row, weight, starts, mode=mode, include_last_offset=True, padding_idx=padding)
-    result: Tensor = _Pool.apply(weight, row, starts, mode, padding)  # type: ignore[no-untyped-call]  # torch gives it no types
+    if found.collect is None or not torch.is_grad_enabled():
+        return _pooled(found, starts, mode)
+    result: Tensor = _Pool.apply(_ANCHOR, found, starts, mode)  # type: ignore[no-untyped-call]  # torch gives it no types
     return result
+
+
+def _pooled(found: Found, starts: Tensor, mode: str) -> Tensor:
+    rows, number, padding = _with_padding(found)
+    return F.embedding_bag(number.reshape(-1), rows, starts, mode=mode, include_last_offset=True, padding_idx=padding)

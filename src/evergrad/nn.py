@@ -1,7 +1,7 @@
 """Modules whose rows live on the pservers (or, for inference, in a loaded model)."""
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, Protocol
 from urllib.parse import quote
 
 import torch
@@ -12,7 +12,7 @@ from evergrad import init_rows
 from evergrad.checks import whole_number
 from evergrad.errors import ConfigError
 from evergrad.init_rows import Initializer
-from evergrad.lookup import gather, pool
+from evergrad.lookup import Found, pool, table_of
 from evergrad.messages import Evict
 from evergrad.optim import Rule, checked_rule
 
@@ -26,18 +26,14 @@ def _is_name(name: object) -> bool:
     return isinstance(name, str) and bool(name) and "/" not in name and name.isprintable()
 
 
-class Found(NamedTuple):
-    """Rows of some different keys, shape (u, dim), and for each id asked the number of its row."""
-
-    weight: Tensor
-    row: Tensor
-
-
 class RowSource(Protocol):
-    """Where a table's rows come from."""
+    """Where a table's rows come from. Ids are int64 or int32 of any shape; one that is `padding` has no row."""
 
-    def lookup(self, table: str, ids: Tensor) -> Found:
-        """The rows of these ids (int64, any shape); `row` has the shape of `ids`."""
+    def embed(self, table: str, ids: Tensor, padding: int | None) -> Tensor:
+        """The row of each id, zeros for padding: a tensor of shape (*ids.shape, dim) that nobody else holds."""
+
+    def find(self, table: str, ids: Tensor, padding: int | None) -> Found:
+        """Where these ids read."""
 
 
 class Table(nn.Module):
@@ -45,6 +41,9 @@ class Table(nn.Module):
 
     A table has no size: any int64 is a key, and a row exists from its first update on.
     """
+
+    is_pooled: ClassVar[bool]
+    """Whether rows are pooled, so that no vector is made for each id."""
 
     def __init__(
         self,
@@ -89,9 +88,9 @@ class Table(nn.Module):
         self.min_count, self.ttl, self.max_rows, self.evict = min_count, ttl, max_rows, Evict(evict)
         self.source: RowSource | None = None
 
-    def ids_in(self, batch: Any) -> Tensor | None:
+    def ids_in(self, batch: Mapping[Any, Any]) -> Tensor | None:
         """The ids of this table that a batch holds under the name of its feature; None if it holds none."""
-        if not isinstance(batch, Mapping) or self.feature not in batch:
+        if self.feature not in batch:
             return None
         value = batch[self.feature]
         ids = value[0] if isinstance(value, tuple) and value else value
@@ -101,8 +100,8 @@ class Table(nn.Module):
         """What `print(model)` shows."""
         return f"{self.table!r}, dim={self.dim}"
 
-    def _find(self, ids: Tensor) -> tuple[Found, int | None]:
-        """Rows for these ids, and the number of the row of zeros that stands for `padding_idx`, if there is one."""
+    def _source_for(self, ids: Tensor) -> RowSource:
+        """Where rows come from, if there are rows and these are ids."""
         if self.source is None:
             raise ConfigError(
                 f"table {self.table!r} has no rows here: a job's rows are there inside its loops over batches and in"
@@ -113,16 +112,7 @@ class Table(nn.Module):
             raise ConfigError(
                 f"table {self.table!r}: ids of {ids.dtype}; give int64 (eg.hash_ids makes them of strings)"
             )
-        if self.padding_idx is None:
-            found = self.source.lookup(self.table, ids)
-            return Found(found.weight.to(ids.device), found.row.to(ids.device)), None
-        real = ids != self.padding_idx
-        weight, index = self.source.lookup(self.table, ids[real])
-        padding = weight.shape[0]
-        every = torch.full(ids.shape, padding, dtype=torch.int64)
-        every[real.cpu()] = index
-        weight = torch.cat([weight, weight.new_zeros(1, self.dim)])
-        return Found(weight.to(ids.device), every.to(ids.device)), padding
+        return self.source
 
     def _check_tensor(self, ids: object) -> None:
         if not isinstance(ids, Tensor):
@@ -147,10 +137,11 @@ class Embedding(Table):
         evict: which rows then make room for new ones: the least recently ("recent") or least often ("count") trained.
     """
 
+    is_pooled = False
+
     def forward(self, input: Tensor) -> Tensor:
         """Rows of the ids: int64 or int32 of any shape (*) give float32 of shape (*, dim)."""
-        (weight, row), _ = self._find(input)
-        return gather(weight, row)
+        return self._source_for(input).embed(self.table, input, self.padding_idx)
 
 
 class EmbeddingBag(Table):
@@ -168,6 +159,8 @@ class EmbeddingBag(Table):
         optimizer: as in `Embedding`.
         min_count, ttl, max_rows, evict: as in `Embedding`.
     """
+
+    is_pooled = True
 
     def __init__(
         self,
@@ -210,13 +203,12 @@ class EmbeddingBag(Table):
                 f"table {self.table!r}: give ids of shape (bags, n), or of shape (n,) with offsets;"
                 f" these are of shape {tuple(input.shape)} {'without' if offsets is None else 'with'} offsets"
             )
-        (weight, row), padding = self._find(input)
-        if weight.shape[0] == 0:
-            weight = weight.new_zeros(1, self.dim)
-        if per_sample_weights is None:
-            return pool(weight, row.reshape(-1), self._starts(input, offsets), self.mode, padding)
+        found = self._source_for(input).find(self.table, input, self.padding_idx)
+        if per_sample_weights is None and input.device.type == "cpu":
+            return pool(found, self._starts(input, offsets), self.mode)
+        rows, number, padding = table_of(found, input.device)
         return F.embedding_bag(
-            row, weight, offsets, mode=self.mode, per_sample_weights=per_sample_weights,
+            number, rows, offsets, mode=self.mode, per_sample_weights=per_sample_weights,
             include_last_offset=self.include_last_offset, padding_idx=padding,
         )  # fmt: skip
 

@@ -13,8 +13,9 @@ from evergrad.checkpoint.model import DENSE, Model, SavedTable
 from evergrad.errors import CheckpointError, ConfigError
 from evergrad.kernels.hashing import unique
 from evergrad.kernels.initial import initial_rows, table_seed
+from evergrad.lookup import Found, table_of
 from evergrad.messages import Floats, Keys
-from evergrad.nn import Found, Table
+from evergrad.nn import Table
 
 
 def load_model(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
@@ -77,11 +78,20 @@ class LocalRows:
     def __init__(self, tables: dict[str, LocalTable]) -> None:
         self._tables = tables
 
-    def lookup(self, table: str, ids: Tensor) -> Found:
-        """The rows of these ids."""
+    def embed(self, table: str, ids: Tensor, padding: int | None) -> Tensor:
+        """The row of each id."""
+        rows, number, _ = table_of(self.find(table, ids, padding), ids.device)
+        return torch.embedding(rows, number)
+
+    def find(self, table: str, ids: Tensor, padding: int | None) -> Found:
+        """Where these ids read."""
         flat: Keys = np.ascontiguousarray(ids.detach().reshape(-1).cpu().to(torch.int64).numpy())
-        keys, inverse = unique(flat)
-        return Found(self._tables[table].rows(keys), torch.from_numpy(inverse.astype(np.int64)).reshape(ids.shape))
+        is_key = np.ones(flat.size, np.bool_) if padding is None else flat != padding
+        keys, inverse = unique(flat[is_key])
+        number = np.full(flat.size, -1)
+        number[is_key] = inverse
+        rows = self._tables[table].rows(keys)
+        return Found(rows, torch.from_numpy(number).reshape(ids.shape), padding is not None, None)
 
 
 def _local_table(saved: Model, name: str, modules: list[Table]) -> LocalTable:

@@ -2,6 +2,7 @@
 
     stand_in.py launch FOLDER [--pservers N] ...   run a job of stand-ins through the launcher
     stand_in.py master|pserver|trainer FOLDER ...  what the launcher starts; FOLDER holds what they tell each other
+    stand_in.py standby FOLDER                     becomes a trainer when it is told its options
 
 The master ends the job when FOLDER/end exists (its text is the failure) or when it is told to, and writes what it was
 told to FOLDER/told. A trainer runs its script, which finds FOLDER, its name and its options as `folder`, `name` and
@@ -9,6 +10,7 @@ told to FOLDER/told. A trainer runs its script, which finds FOLDER, its name and
 """
 
 import argparse
+import json
 import os
 import runpy
 import signal
@@ -32,6 +34,7 @@ def launch(folder: Path, args: list[str]) -> int:
     parser.add_argument("--trainers", type=int, default=1)
     parser.add_argument("--max-restarts", type=int, default=10)
     parser.add_argument("--seed", type=int)
+    parser.add_argument("--standby", action="store_true")
     parser.add_argument("--refuse", default="")
     parser.add_argument("script")
     options = parser.parse_args(args)
@@ -40,13 +43,14 @@ def launch(folder: Path, args: list[str]) -> int:
     def program(role: str) -> tuple[str, ...]:
         return (*me, "refuse" if role == options.refuse else role, str(folder))
 
-    programs = Programs(*(program(role) for role in ("master", "pserver", "trainer", "warm")))
+    programs = Programs(*(program(role) for role in ("master", "pserver", "trainer", "warm", "standby")))
     plan = Plan(
         script=options.script,
         pservers=options.pservers,
         trainers=options.trainers,
         seed=options.seed,
         max_restarts=options.max_restarts,
+        standby=options.standby,
         log_dir=folder / "logs",
     )
     return run(plan, programs)
@@ -118,6 +122,13 @@ def trainer(folder: Path, args: list[str]) -> int:
     return 0
 
 
+def standby(folder: Path) -> int:
+    with (folder / "standbys").open("a") as pids:
+        pids.write(f"{os.getpid()}\n")
+    line = sys.stdin.readline()
+    return trainer(folder, json.loads(line)) if line else 0
+
+
 def wait_for(path: Path) -> None:
     while not path.exists():
         threading.Event().wait(0.02)
@@ -143,6 +154,8 @@ def main() -> int:
             return pserver(folder, args)
         case "trainer":
             return trainer(folder, args)
+        case "standby":
+            return standby(folder)
         case "refuse":
             print("the port is taken; choose another", file=sys.stderr)
             return 2

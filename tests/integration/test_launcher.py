@@ -109,6 +109,36 @@ if not once.exists():
     assert "restarts: trainer-0 1x" in job.text
 
 
+def test_a_process_kept_ready_takes_the_place_of_a_trainer_that_died(start: Start, eventually: Eventually) -> None:
+    job = start("import os; print('here', os.getpid(), flush=True)\n" + IDLE, "--trainers", "2", "--standby")
+    standbys = job.folder / "standbys"
+    eventually(lambda: "trainer-1 | here" in job.text)
+    for number in range(2):
+        eventually(lambda n=number: standbys.exists() and len(standbys.read_text().split()) == n + 1)
+        ready, old = standbys.read_text().split()[number], job.pid("trainer-1")
+        os.kill(old, signal.SIGKILL)
+        eventually(lambda r=ready: f"trainer-1 | here {r}\n" in job.text)
+        eventually(lambda o=old: f"exited trainer-1 {o}" in job.told)
+    assert (job.logs / "trainer-1.log").read_text().count("here") == 3
+    (job.folder / "end").touch()
+    assert job.wait() == 0, job.text
+    assert "restarts: trainer-1 2x" in job.text
+
+
+def test_a_process_kept_ready_that_dies_ends_nothing_and_one_that_is_never_needed_is_ended(
+    start: Start, eventually: Eventually
+) -> None:
+    job = start(IDLE, "--standby")
+    standbys = job.folder / "standbys"
+    eventually(lambda: "| ready" in job.text and standbys.exists() and standbys.read_text())
+    (dead,) = map(int, standbys.read_text().split())
+    os.kill(dead, signal.SIGKILL)
+    os.kill(job.pid("trainer-0"), signal.SIGKILL)
+    eventually(lambda: job.text.count("| ready") == 2)
+    (job.folder / "end").touch()
+    assert job.wait() == 0, job.text
+
+
 def test_a_trainer_that_dies_again_and_again_ends_the_job(start: Start) -> None:
     job = start("import os; os._exit(9)", "--max-restarts", "1")
     assert job.wait() == 1

@@ -46,7 +46,8 @@ def test_what_follows_the_script_is_passed_to_it_untouched(tmp_path: Path) -> No
 def test_the_traceback_of_a_script_that_raises_is_shown_once_and_the_status_is_1(tmp_path: Path) -> None:
     done = run(tmp_path, TRAIN.replace("optimizer.step()", "optimizer.step()\n        raise ValueError('no column')"))
     assert done.returncode == 1, done.stdout + done.stderr
-    assert done.stdout.count("ValueError: no column") == 1
+    assert done.stdout.count("Traceback (most recent call last)") == 1
+    assert done.stdout.rstrip().endswith("ValueError: no column")
     assert "The job failed." in done.stdout
 
 

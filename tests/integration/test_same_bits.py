@@ -73,6 +73,21 @@ def test_a_trainer_killed_at_a_random_moment_changes_no_bit(
     assert digests(tmp_path / "model") == alone(run)
 
 
+def test_a_process_kept_ready_takes_the_place_of_a_killed_trainer_and_changes_no_bit(
+    tmp_path: Path, alone: Alone, go: Path
+) -> None:
+    args = ("--out", tmp_path / "model", "--hold", f"epoch:1={go}")
+    with Launched(tmp_path, TRAIN, *args, trainers=2, options=("--standby",)) as job:
+        job.until(lambda s: s.epoch == 1 and len(trainers(s)) == 2, "epoch 1 with both")
+        (ready,) = until(lambda: [p.pid for p in job.family() if "evergrad.job.standby" in p.cmdline()], "one more")
+        victim = min(trainers(job.status()))
+        os.kill(victim, signal.SIGKILL)
+        job.until(lambda s: ready in trainers(s), "the one kept ready to join")
+        go.touch()
+        assert job.wait() == 0, job.text
+    assert digests(tmp_path / "model") == alone(0)
+
+
 def test_a_trainer_frozen_past_its_lease_joins_anew_and_changes_no_bit(tmp_path: Path, alone: Alone, go: Path) -> None:
     args = ("--out", tmp_path / "model", "--pause", 0.02, "--hold", f"epoch:1={go}")
     with ByHand(tmp_path, pservers=2, lease_s=2.5) as job:

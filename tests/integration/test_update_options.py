@@ -89,23 +89,6 @@ def test_data_that_cannot_be_read_leaves_out_the_rest_of_its_task(tmp_path: Path
     assert updates == 24 - left_out // 4
 
 
-def test_a_script_that_always_raises_ends_the_job_after_a_few_attempts(tmp_path: Path) -> None:
-    script = tmp_path / "wrong.py"
-    script.write_text(MARKS.read_text().replace("if options.raise_at in batch", "if 'x' not in batch"))
-    args = ("--rule", "Sync", "--out", tmp_path / "model", "--samples", 32)
-    environment = os.environ.get("PYTHONPATH", "")
-    os.environ["PYTHONPATH"] = f"{SCRIPTS}{os.pathsep}{environment}"
-    try:
-        with Launched(tmp_path, script, *args, trainers=2) as job:
-            assert job.wait() == 1, job.text
-            assert "the script has raised 4 times and not done a single task; the last time, in trainer-" in job.text
-            assert job.text.count("Traceback") == 1
-            assert 'wrong.py", line' in job.text
-    finally:
-        os.environ["PYTHONPATH"] = environment
-    assert not (tmp_path / "model").exists()
-
-
 # -- bounded staleness -------------------------------------------------------------------------------------------------
 
 
@@ -126,11 +109,11 @@ def leads(course: Path) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize(("most", "ahead"), [(0, False), (2, False), (2, True)])
+@pytest.mark.parametrize(("most", "ahead"), [(0, False), (2, True)])
 def test_a_fast_trainer_waits_for_a_slow_one_and_the_status_says_so(
     tmp_path: Path, go: Path, most: int, ahead: bool
 ) -> None:
-    samples, course = 320, tmp_path / "course"
+    samples, course = 160, tmp_path / "course"
     options = f"{{'batches_per_task': 5, 'max_staleness': {most}, 'ahead': {ahead}}}"
     args = ("--rule", "Async", "--with", options, "--samples", samples, "--batch-size", 8, "--epochs", 1)
     slow = ("--out", tmp_path / "model", "--course", course, "--slow", "trainer-1", "--hold", f"epoch:0={go}")
@@ -144,7 +127,7 @@ def test_a_fast_trainer_waits_for_a_slow_one_and_the_status_says_so(
     assert max(leads(course)) == most
     shares, updates = marks(tmp_path / "model", samples)
     assert (shares == 1).all()
-    assert updates == 40
+    assert updates == 20
 
 
 def test_a_frozen_trainer_holds_the_others_up_for_no_longer_than_its_lease(tmp_path: Path, go: Path) -> None:

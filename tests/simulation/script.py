@@ -1,42 +1,28 @@
-"""What a simulated trainer's script does: `job/job.py` in small, with arithmetic in place of torch.
-
-Its gradients are a pure function of what it pulled and of the samples of its task, made of element-wise float32
-arithmetic, so that any two runs that keep the promises end with the same bits.
-"""
+"""What a simulated trainer's script does: `job/job.py` in small, with arithmetic in place of torch."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
+from typing import Protocol
 
-import msgspec
 import numpy as np
 
-from evergrad import init_rows
-from evergrad.data.order import epoch_order
-from evergrad.job.local import LocalModel
+from evergrad.errors import CheckpointError
 from evergrad.messages import (
     INIT_STEP,
     NEWEST,
     AsyncTask,
-    Attempt,
     BreakDone,
     DataSpec,
     EvalDone,
     EvalTask,
     ExportPart,
-    GroupKind,
-    GroupSpec,
     InitTask,
     Over,
-    ParameterSpec,
     SaveDone,
     SaveTask,
-    Schema,
     SyncTask,
-    TableSpec,
     TotalsAre,
     TrainDone,
-    UpdateName,
-    UpdateSpec,
     WantBatch,
     WantEnd,
     WantEpoch,
@@ -44,125 +30,46 @@ from evergrad.messages import (
     WantTotals,
 )
 from evergrad.metrics import partial
-from evergrad.optim import SGD, Adagrad, Adam
 from evergrad.placement import slots_owned
+from evergrad.schedule import stream
+from evergrad.trainer.accumulated import Accumulated
 from evergrad.trainer.exchange import Flow
-from evergrad.trainer.trainer import PushRefused, RowGrads, SpanGrads, Trainer, Void
+from evergrad.trainer.trainer import PulledModel, PushRefused, Trainer, Void
 
-SEED = 5
-USERS, COUNTS = 0, 1
-TRAINED, APPLIED, AVERAGED, LOWEST, FROZEN = range(5)
-PARTS = (ExportPart.KEYS, ExportPart.VALUES)
-OUTER = SGD(momentum=0.5, nesterov=True).spec()
-"""The pservers' rule where trainers take steps of their own by the rules of the model."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What is trained.
-
-    `break_at`: in this epoch every script leaves its loop at a task of this step or a later one. `skips`: some batches
-    are passed over, with nothing pulled and nothing pushed.
-    """
-
-    update: UpdateSpec
-    samples: int = 23
-    batch_size: int = 2
-    epochs: int = 2
-    break_at: tuple[int, int] | None = None
-    skips: bool = False
-
-    @property
-    def is_sync(self) -> bool:
-        return self.update.is_sync
-
-    @property
-    def is_local(self) -> bool:
-        return self.update.name is UpdateName.LOCAL_SGD
-
-    @property
-    def data(self) -> DataSpec:
-        return DataSpec(self.samples, "simulated", self.batch_size)
-
-    @property
-    def schema(self) -> Schema:
-        tables = (
-            TableSpec("users", 2, Adagrad().spec(), init_rows.normal()),
-            TableSpec("counts", 1, SGD().spec(), init_rows.zeros()),
-        )
-        groups = (
-            _group(GroupKind.TRAINED, Adam().spec(), 3, 4),
-            _group(GroupKind.TRAINED, SGD().spec(), 6),
-            _group(GroupKind.AVERAGED, None, 3),
-            _group(GroupKind.LOWEST, None, 2),
-            _group(GroupKind.FROZEN, None, 3),
-        )
-        return Schema(SEED, self.update, tables, groups)
-
-    @property
-    def agreed(self) -> Schema:
-        """What pservers hold: with steps of the trainers' own everything has the outer rule."""
-        schema = self.schema
-        if not self.is_local:
-            return schema
-        tables = tuple(msgspec.structs.replace(t, rule=OUTER) for t in schema.tables)
-        groups = tuple(msgspec.structs.replace(g, rule=OUTER) if g.rule is not None else g for g in schema.groups)
-        return msgspec.structs.replace(schema, tables=tables, groups=groups)
-
-    def batches(self) -> int:
-        """Batches of all epochs in `Async`."""
-        return self.epochs * -(-self.samples // self.batch_size)
+from .arithmetic import (
+    ALONE,
+    Batch,
+    Gradients,
+    batches_of,
+    evaluated,
+    evaluated_keys,
+    gradients,
+    group_of,
+    initial_values,
+    is_poisoned,
+    is_skipped,
+    keys_of,
+    poisoned,
+    samples,
+    wired,
+)
+from .local import local_model, step_locally
+from .oracle import PARTS, Call
+from .plan import OUTER_RATE, Plan
 
 
-def _group(kind: GroupKind, rule, *sizes: int) -> GroupSpec:
-    dtype = "int64" if kind is GroupKind.LOWEST else "float32"
-    return GroupSpec(kind, rule, tuple(ParameterSpec(f"{kind}{i}{n}", (n,), dtype) for i, n in enumerate(sizes)))
+class Notes(Protocol):
+    """What is told of what scripts have seen and done."""
+
+    def saved_model(self, call: Call, model: dict) -> None:
+        """A model was put where it belongs."""
+
+    def totals(self, call: Call, totals: np.ndarray) -> None:
+        """An evaluation has this result."""
 
 
-def initial_values(schema: Schema) -> list[SpanGrads]:
-    """The dense values every script starts with."""
-    spans = []
-    for number, group in enumerate(schema.groups):
-        dtype = np.int64 if group.kind is GroupKind.LOWEST else np.float32
-        values = np.arange(1, group.size + 1).astype(dtype)
-        spans.append(SpanGrads(number, 0.0, values, np.ones(len(group.parameters), np.uint8)))
-    return spans
-
-
-def user_of(ids):
-    """Which key a sample has: few, so that tasks of one step share some; the ends of the range among them."""
-    keys = np.array([0, -1, 2**63 - 1, -(2**63), 77, 78, 79], np.int64)
-    return keys[(ids * ids + 3) % keys.size]
-
-
-def count_key(epoch, ids):
-    """A key of the table `counts` for each sample of each epoch."""
-    return ids * 1_000 + epoch
-
-
-def keys_of(epoch, ids):
-    """The different keys that samples have in each table."""
-    return [(USERS, np.unique(user_of(ids))), (COUNTS, np.sort(count_key(epoch, ids)))]
-
-
-def gradients(epoch, ids, rows, groups):
-    """The gradients of a batch, given the rows of its keys and all groups."""
-    (_, users), (_, counts) = keys_of(epoch, ids)
-    sums = np.zeros(users.size, np.float32)
-    np.add.at(sums, np.searchsorted(users, user_of(ids)), (ids % 5).astype(np.float32))
-    of_users = rows[USERS] * np.float32(0.25) + sums[:, None]
-    shift = np.float32(int(ids.sum()) % 7)
-    flags = np.ones(1, np.uint8)
-    present = np.array([1, ids[0] % 2], np.uint8)  # a parameter that some tasks do not use
-    return [
-        RowGrads(USERS, 0.1, users, of_users),
-        RowGrads(COUNTS, 1.0, counts, -np.ones((counts.size, 1), "f4")),
-    ], [
-        SpanGrads(TRAINED, 0.05, groups[TRAINED] * np.float32(0.5) + shift, present),
-        SpanGrads(APPLIED, 1.0, -np.ones(6, np.float32), flags),
-        SpanGrads(AVERAGED, 0.0, groups[AVERAGED] * np.float32(0.75) + shift, flags),
-        SpanGrads(LOWEST, 0.0, groups[LOWEST] * 3 + ids[0], flags),
-    ]
+class _Left(Exception):
+    """The script leaves its loop over batches."""
 
 
 class Script:
@@ -172,37 +79,30 @@ class Script:
         plan: what is trained.
         trainer: the real conversation with the job.
         compute: a flow that takes as long as computing a batch does.
-        pushed: told of every attempt and the samples it is for.
-        saved: told of every model written.
-        totals: told of every evaluation's result.
+        notes: told of what the script has seen.
+        number: of this trainer; no two are alike.
     """
 
     def __init__(
-        self,
-        plan: Plan,
-        trainer: Trainer,
-        compute: Callable[[], Flow[None]],
-        pushed: Callable[[Attempt, int, np.ndarray], None],
-        saved: Callable[[dict], None],
-        totals: Callable[[int, list[float]], None],
+        self, plan: Plan, trainer: Trainer, compute: Callable[[], Flow[None]], notes: Notes, number: int
     ) -> None:
         self.plan, self.trainer = plan, trainer
-        self._compute, self._pushed, self._saved, self._totals = compute, pushed, saved, totals
+        self._initial = initial_values(plan, float(number) if plan.differ_at_first else 0.0)
+        self._compute, self._notes = compute, notes
+        self._local = local_model(plan)
+        self._held = Held()
         self._done = None
-        schema = plan.schema
-        tables, keeps_state = [(t.dim, t.rule) for t in schema.tables], plan.update.keep_inner_state
-        self._local = LocalModel(tables, schema.groups, keeps_state)
+        self._place = -1
 
     def run(self) -> Flow[None]:
         plan = self.plan
         yield from self.trainer.join()
-        yield from self.trainer.agree(plan.agreed)
-        epoch = -1
-        while (answer := (yield from self._ask(WantEpoch(epoch, plan.epochs)))).epoch is not None:
-            epoch = answer.epoch
-            yield from self._batches(epoch)
-            yield from self._evaluate(epoch)
-        yield from self._save(plan.epochs)
+        yield from self.trainer.agree(plan.schema)
+        first = 0
+        for count in plan.loops:
+            yield from self._epochs(first, first + count)
+            first += count
+        yield from self._saves(plan.last_saves)
         while True:
             yield from self._ask(WantEnd())
 
@@ -214,115 +114,252 @@ class Script:
                 return answer
             yield from self._compute()
             try:
-                yield from self.trainer.push(answer, INIT_STEP, 0, 1, [], initial_values(self.plan.schema))
+                yield from self.trainer.push(answer, INIT_STEP, 0, 1, [], self._initial)
             except Void:
                 continue
             self._done = TrainDone(answer.generation, answer.attempt, True, {})
 
+    def _epochs(self, first, until):
+        epoch = first - 1
+        while (answer := (yield from self._ask(WantEpoch(epoch, until)))).epoch is not None:
+            epoch = self._place = answer.epoch
+            yield from self._batches(epoch)
+            if epoch == self.plan.leaves_epochs:
+                last = self._done.last if isinstance(self._done, BreakDone) else None
+                self._done = BreakDone(epoch, until, last)
+                break
+            for ordinal, (count, size) in enumerate(self.plan.epochs[epoch].evaluations):
+                yield from self._evaluate(epoch, ordinal, DataSpec(count, "valid", size))
+            yield from self._saves(self.plan.epochs[epoch].saves)
+        self._place = until
+
+    # -- training ------------------------------------------------------------------------------------------------------
+
     def _batches(self, epoch):
         while True:
-            task = yield from self._ask(WantBatch(epoch, self.plan.data))
+            task = yield from self._ask(WantBatch(epoch, self.plan.epochs[epoch].data))
             if isinstance(task, Over):
                 return
-            if self.plan.break_at is not None and self.plan.break_at[0] == epoch and task.step >= self.plan.break_at[1]:
-                self._done = BreakDone(epoch, 0)
-                return
             try:
-                if self.plan.is_local:
-                    yield from self._local_task(task)
-                else:
-                    yield from self._sync_task(task) if isinstance(task, SyncTask) else self._async_task(task)
+                match task:
+                    case SyncTask() if self.plan.is_local:
+                        yield from self._local_task(task)
+                    case SyncTask():
+                        yield from self._sync_task(task)
+                    case AsyncTask():
+                        yield from self._async_task(task)
             except Void:
                 continue
+            except _Left:
+                self._done = BreakDone(epoch, 0, self._done)
+                return
 
     def _sync_task(self, task: SyncTask):
-        ids = self._ids(task)
-        if self.plan.skips and task.step % 3 < 2 and task.index < 2:
-            self._done = TrainDone(task.generation, task.attempt, False, {})
-            return
-        rows, spans = yield from self._gradients(task, task.step, ids)
-        self._pushed(task.attempt, task.epoch, ids)
-        yield from self.trainer.push(task, task.step, task.index, ids.size, rows, spans)
-        self._done = TrainDone(task.generation, task.attempt, True, {})
+        plan, leave = self.plan, self.plan.epochs[task.epoch].leave
+        batch = Batch(task.epoch, task.step, samples(plan, task.epoch, task.start, task.stop))
+        leaves = self._leaves(task)
+        pulled = None
+        if not is_skipped(plan, batch) or plan.reads_before_skipping:
+            pulled = yield from self._pull(task, task.step, batch)
+        if leaves and not leave.stepped:
+            raise _Left
+        contributed = False
+        if not is_skipped(plan, batch):
+            found = yield from self._gradients(task, task.step, batch, pulled)
+            contributed = yield from self._push(task, batch.ids.size, found)
+        if contributed or not leaves:
+            self._done = TrainDone(task.generation, task.attempt, contributed, {})
+        if leaves:
+            raise _Left
 
     def _local_task(self, task: SyncTask):
-        ids, size, local = self._ids(task), self.plan.batch_size, self._local
+        """Steps of the trainer's own, and what they come to; a script that leaves hands in what there is."""
+        plan, local, leave = self.plan, self._local, self.plan.epochs[task.epoch].leave
+        whole = Batch(task.epoch, task.first, samples(plan, task.epoch, task.start, task.stop))
         local.forget()
-        for number, start in enumerate(range(0, ids.size, size), task.first):
-            if not (self.plan.skips and number % 3 < 2 and task.index < 2):
-                yield from self._local_step(task, ids[start : start + size])
-        if local.samples:
-            self._pushed(task.attempt, task.epoch, ids)
-            rows, spans = local.difference(0.75)
-            yield from self.trainer.push(task, task.step, task.index, local.samples, rows, spans)
-        self._done = TrainDone(task.generation, task.attempt, local.samples > 0, {})
+        leaves = self._leaves(task)
+        for batch in batches_of(plan, whole):
+            if leaves and not leave.stepped:
+                break
+            if not is_skipped(plan, batch):
+                yield from self._local_step(task, batch)
+            if leaves:
+                break
+        if local.samples or not leaves:
+            contributed = False
+            if local.samples:
+                found = Gradients(*local.difference(OUTER_RATE), local.evict)
+                found = poisoned(whole, found) if is_poisoned(plan, whole) else found
+                contributed = yield from self._push(task, local.samples, found)
+            self._done = TrainDone(task.generation, task.attempt, contributed, {})
+        if leaves:
+            raise _Left
 
-    def _local_step(self, task: SyncTask, ids):
-        local, wanted = self._local, keys_of(task.epoch, ids)
-        missing, groups = local.missing(wanted), [] if local.has_values else range(5)
-        if missing or groups:
+    def _local_step(self, task: SyncTask, batch: Batch):
+        local = self._local
+        missing, groups = local.missing(keys_of(self.plan, batch)), [] if local.has_values else self._all_groups()
+        if missing or groups or not local.has_values:
             pulled = yield from self.trainer.pull(task.generation, task.step, missing, groups, evaluating=False)
             for (table, keys), rows in zip(missing, pulled.rows, strict=True):
                 local.take_rows(table, keys, rows)
-            if groups:
+            if not local.has_values:
                 local.take_dense(pulled.groups)
         yield from self._compute()
-        rows = [local.rows(table, keys) for table, keys in wanted]
-        local.step(*gradients(task.epoch, ids, rows, [local.dense(group) for group in range(5)]), ids.size)
+        step_locally(self.plan, local, batch)
+
+    def _leaves(self, task: SyncTask):
+        """Whether the script leaves its loop at this task."""
+        begins = stream(self.plan.epochs[task.epoch].samples, self.plan.update.batches, task.index).start
+        return self.plan.is_left(task.epoch, (task.start - begins) // self.plan.task_samples(task.epoch))
+
+    def _push(self, task: SyncTask, count: int, found: Gradients):
+        """Push what a task contributes; returns whether all pservers hold it."""
+        try:
+            yield from self.trainer.push(task, task.step, task.index, count, *wired(self.plan, found))
+        except PushRefused:
+            assert self.plan.poison
+            return False
+        return True
 
     def _async_task(self, task: AsyncTask):
-        ids, size = self._ids(task), self.plan.batch_size
-        first = yield from self.trainer.where(task)
-        for number in range(first, -(-ids.size // size)):
-            part = ids[number * size : (number + 1) * size]
-            rows, spans = yield from self._gradients(task, NEWEST, part)
-            yield from self.trainer.push_batch(task, number, rows, spans)
+        """As `job/asynchronous.py`."""
+        plan, size, update = self.plan, self.plan.epochs[task.epoch].batch_size, self.plan.update
+        leave = plan.epochs[task.epoch].leave
+        ids = samples(plan, task.epoch, task.start, task.stop)
+        batches = batches_of(plan, Batch(task.epoch, task.first, ids))
+        pushing, ahead = None, None
+        try:
+            first = yield from self.trainer.where(task)
+            for number in range(first, len(batches)):
+                batch = batches[number]
+                if number % update.push_every == 0:
+                    begin, together = number, Accumulated(plan.schema)
+                    stop = min(number + update.push_every, len(batches))
+                    group = group_of(plan, batches[begin:stop])
+                if update.max_staleness is not None:
+                    yield from self.trainer.may_begin(task, number - first)
+                pulled = yield from ahead or self._pull_held(task, batch, number, first)
+                ahead = None
+                if plan.ahead and number + 1 < len(batches):
+                    ahead = begun(self._pull_held(task, batches[number + 1], number + 1, first))
+                leaves = leave is not None and task.start // size + number >= leave.batch
+                if leaves and not leave.stepped:
+                    raise _Left
+                if not is_skipped(plan, batch):
+                    found = yield from self._gradients(task, NEWEST, batch, pulled, group)
+                    together.add(found.rows, found.spans, batch.ids.size, found.evict)
+                if number + 1 == stop:
+                    yield from pushing or ()
+                    pushing = begun(self._push_batches(task, begin, stop - begin, together.together()))
+                if leaves:
+                    raise _Left
+                if ahead is None:
+                    yield from pushing or ()
+                    pushing = None
+        except _Left:
+            with suppress(Void):
+                yield from pushing or ()
+            raise
+        except Void:
+            with suppress(Void):
+                yield from pushing or ()
+            return
+        finally:
+            for flow in (pushing, ahead):
+                if flow is not None:
+                    flow.close()
         self._done = TrainDone(task.generation, task.attempt, True, {})
 
-    def _ids(self, task):
-        return epoch_order(self.plan.samples, SEED, task.epoch, np.arange(task.start, task.stop))
+    def _push_batches(self, task: AsyncTask, first, count, together):
+        """Push a group of batches; one that is refused counts as done with nothing in it."""
+        try:
+            yield from self.trainer.push_batch(task, first, *together, count)
+        except PushRefused:
+            assert self.plan.poison
+            yield from self.trainer.push_batch(task, first, [], [], (), count)
 
-    def _gradients(self, task, version, ids):
-        wanted = keys_of(task.epoch, ids)
-        pulled = yield from self.trainer.pull(task.generation, version, wanted, range(5), evaluating=False)
+    def _pull_held(self, task: AsyncTask, batch: Batch, number: int, first: int):
+        """What a batch needs; with `pull_every` only what has not been pulled before."""
+        every = self.plan.update.pull_every
+        if every == 1:
+            return (yield from self._pull(task, NEWEST, batch))
+        if number == first or number % every == 0:
+            self._held = Held()
+        held = self._held
+        wanted = [] if self.plan.pulls_late else held.missing(keys_of(self.plan, batch))
+        groups = self._all_groups() if held.groups is None else []
+        if wanted or groups:
+            pulled = yield from self.trainer.pull(task.generation, NEWEST, wanted, groups, evaluating=False)
+            held.take(wanted, pulled.rows, pulled.groups if groups else held.groups)
+        rows = [] if self.plan.pulls_late else held.rows(keys_of(self.plan, batch))
+        return PulledModel(NEWEST, rows, held.groups or [])
+
+    def _pull(self, task, version, batch):
+        keys = [] if self.plan.pulls_late else keys_of(self.plan, batch)
+        return (yield from self.trainer.pull(task.generation, version, keys, self._all_groups(), evaluating=False))
+
+    def _gradients(self, task, version, batch, pulled, group=ALONE):
         yield from self._compute()
-        return gradients(task.epoch, ids, pulled.rows, pulled.groups)
+        rows = pulled.rows
+        if self.plan.pulls_late:
+            rows = yield from self._pull_rows(task, version, batch)
+        return gradients(self.plan, batch, rows, pulled.groups, group)
 
-    def _evaluate(self, epoch):
-        data = DataSpec(7, "valid", 3)
+    def _pull_rows(self, task, version, batch):
+        """Rows met only while computing. Where the version has passed, the batch is void already: any will do."""
+        keys = keys_of(self.plan, batch)
+        try:
+            return (yield from self.trainer.pull(task.generation, version, keys, [], False)).rows
+        except Void as void:
+            return (yield from self.trainer.pull(void.generation, NEWEST, keys, [], False)).rows
+
+    def _all_groups(self):
+        return range(len(self.plan.schema.groups))
+
+    # -- evaluating and saving -----------------------------------------------------------------------------------------
+
+    def _evaluate(self, epoch, ordinal, data):
         while True:
-            answer = yield from self._ask(WantTotals(epoch, 0, data))
+            answer = yield from self._ask(WantTotals(epoch, ordinal, data))
             if isinstance(answer, TotalsAre):
-                self._totals(epoch, answer.totals["sum"].values.tolist())
-                return
+                break
             assert isinstance(answer, EvalTask)
-            users = np.unique(user_of(np.arange(answer.start, answer.stop)))
+            keys = evaluated_keys(self.plan, epoch, answer.start, answer.stop)
             try:
                 pulled = yield from self.trainer.pull(
-                    answer.generation, answer.version, [(USERS, users)], [TRAINED], evaluating=True
+                    answer.generation, answer.version, keys, self._all_groups(), evaluating=True
                 )
             except Void:
                 continue
             yield from self._compute()
-            total = np.array([float(pulled.rows[0].astype("f8").sum()), float(pulled.groups[0].sum())])
-            self._done = EvalDone(answer.generation, answer.attempt, {"sum": partial(total)})
+            found = evaluated(pulled.rows, pulled.groups)
+            self._done = EvalDone(answer.generation, answer.attempt, {"sum": partial(found)})
+        totals = answer.totals["sum"].values if answer.totals else np.zeros(0)
+        self._notes.totals((epoch, ordinal), totals)
+        if (yield from self.trainer.is_leader()):
+            yield from self.trainer.report(epoch, {"sum": float(totals.sum())})
 
-    def _save(self, place):
-        while True:
-            answer = yield from self._ask(WantSaved(place, 0, "model"))
-            if isinstance(answer, Over):
-                return
-            failure = None
-            try:
-                model = yield from self._export(answer)
-                self._saved(model)
-            except (Void, PushRefused) as exc:
-                failure = str(exc)
-            self._done = SaveDone(answer.generation, answer.attempt, failure)
+    def _saves(self, count):
+        for ordinal in range(count):
+            while not isinstance(answer := (yield from self._ask(WantSaved(self._place, ordinal, "model"))), Over):
+                self._done = yield from self._save(answer, (self._place, ordinal))
+
+    def _save(self, task: SaveTask, call: Call):
+        try:
+            model = yield from self._export(task)
+            if not (yield from self.trainer.is_leader()):
+                raise Void(task.generation)
+        except CheckpointError as exc:
+            return SaveDone(task.generation, task.attempt, f"save_model: {exc}")
+        except Void:
+            return None
+        self._notes.saved_model(call, model)
+        return SaveDone(task.generation, task.attempt)
 
     def _export(self, task: SaveTask):
+        pulled = yield from self.trainer.pull(task.generation, task.version, [], self._all_groups(), evaluating=True)
         counts = yield from self.trainer.count_rows(task)
-        model = {}
+        model = {group: values.tobytes() for group, values in enumerate(pulled.groups)}
         places = self.trainer.places()
         for table, count in enumerate(counts):
             for part in PARTS:
@@ -331,9 +368,47 @@ class Script:
                     slot = slots_owned(place, places).start
                     while slot is not None:
                         piece = yield from self.trainer.export(task, table, part, place, slot)
-                        pieces.append(piece.part)
+                        pieces.append(piece.part.tobytes())
                         slot = piece.next_slot
-                model[table, part] = np.concatenate(pieces).tobytes()
-            assert len(model[table, ExportPart.KEYS]) == 8 * count
-        pulled = yield from self.trainer.pull(task.generation, task.version, [], range(5), evaluating=True)
-        return model | {group: values.tobytes() for group, values in enumerate(pulled.groups)}
+                model[table, part] = b"".join(pieces)
+            if len(model[table, ExportPart.KEYS]) != 8 * count:
+                raise CheckpointError("fewer or more rows than were counted")
+        return model
+
+
+class Held:
+    """Rows and dense values that are used for several batches."""
+
+    def __init__(self) -> None:
+        self.groups: list[np.ndarray] | None = None
+        self._rows: dict[tuple[int, int], np.ndarray] = {}
+
+    def missing(self, wanted):
+        """Of different keys by table those whose rows are not here."""
+        found = [(t, keys[[(t, key) not in self._rows for key in keys.tolist()]]) for t, keys in wanted]
+        return [(table, keys) for table, keys in found if keys.size]
+
+    def take(self, wanted, rows, groups):
+        """What was pulled."""
+        self.groups = groups
+        for (table, keys), values in zip(wanted, rows, strict=True):
+            self._rows.update({(table, key): value for key, value in zip(keys.tolist(), values, strict=True)})
+
+    def rows(self, wanted):
+        """The rows of these keys, which are here."""
+        return [np.stack([self._rows[table, key] for key in keys.tolist()]) for table, keys in wanted]
+
+
+def begun(flow):
+    """The rest of a flow whose first requests are on their way."""
+    try:
+        next(flow)
+    except StopIteration as stop:
+        result = stop.value
+
+        def finished():
+            return result
+            yield
+
+        return finished()
+    return flow

@@ -1,110 +1,113 @@
-"""Whole jobs that are hurt keep their promises, whatever the network and the trainers do."""
+"""Whole jobs that are hurt keep their promises, whatever the network, the processes and their scripts do.
 
-from collections import Counter
+What is checked during and after every run is in `watch.py`, `bounds.py` and `judge.py`; `make simulate` runs more.
+"""
+
 from dataclasses import replace
 
 import msgspec
 import pytest
 
-from evergrad.messages import UpdateName, UpdateSpec
+from evergrad.messages import UpdateName, UpdateSpec, Wire
 
-from .script import Plan
-from .world import CALM, World
+from .plan import COUNTED, POLICIES, Epoch, Leave, Plan
+from .world import CALM, Schedule, World
 
-SYNC = Plan(UpdateSpec(UpdateName.SYNC, 3))
-ASYNC = Plan(UpdateSpec(UpdateName.ASYNC, 3))
-LOCAL = Plan(UpdateSpec(UpdateName.LOCAL_SGD, 2, local_steps=3))
-SCHEDULES = 15
+SCHEDULES = 100
+OF_EACH = 4
+PLANS = {
+    "sync": Plan(UpdateSpec(UpdateName.SYNC, 3)),
+    "async": Plan(UpdateSpec(UpdateName.ASYNC, 3)),
+    "local_sgd": Plan(UpdateSpec(UpdateName.LOCAL_SGD, 3, local_steps=2)),
+}
+QUIET = Epoch(evaluations=())
+
+SHAPES = {
+    "a model is saved where nothing was evaluated": {"epochs": (replace(QUIET, saves=2), QUIET)},
+    "nothing is evaluated or saved": {"epochs": (QUIET, QUIET), "last_saves": 0},
+    "evaluations and savings follow each other": {"epochs": (Epoch(evaluations=((9, 2), (5, 1)), saves=2),) * 2},
+    "an evaluation has no samples": {"epochs": (Epoch(evaluations=((0, 3), (1, 20))),) * 2},
+    "the model has tables only": {"is_dense": False},
+    "the model has no tables": {"tables": ()},
+    "pushes and pulls are cut into many messages": {"message_bytes": 48},
+    "pushes are cut and the model has tables only": {"message_bytes": 48, "is_dense": False},
+    "one pserver refuses some pushes": {"poison": True},
+    "one pserver refuses parts of some pushes": {"poison": True, "message_bytes": 48},
+    "some batches contribute nothing": {"skips": True, "reads_before_skipping": True},
+    "some batches are not even read": {"skips": True, "batches": 1},
+    "epochs have data of other sizes": {
+        "epochs": (Epoch(30, 3), Epoch(1, 1), Epoch(0, 2), Epoch(16, 5)),
+        "loops": (4,),
+    },
+    "a batch is larger than the data": {"epochs": (Epoch(7, 50), Epoch(3, 4))},
+    "scripts leave an epoch before a step": {"epochs": (Epoch(leave=Leave(2, False)), Epoch())},
+    "scripts leave an epoch after a step": {"epochs": (Epoch(leave=Leave(1, True)), Epoch())},
+    "scripts leave their loop over epochs": {
+        "epochs": (Epoch(), Epoch(), Epoch()),
+        "loops": (2, 1),
+        "leaves_epochs": 0,
+    },
+    "there are two loops over epochs": {"epochs": (Epoch(), Epoch(), Epoch()), "loops": (1, 2)},
+    "tables have policies and rows are deleted": {"tables": (COUNTED, *POLICIES)},
+    "rows are met while computing only": {"pulls_late": True},
+    "numbers are short on the wire": {"wire": Wire.BFLOAT16},
+    "scripts begin with other values": {"differ_at_first": True},
+    "steps have one task": {"batches": 1},
+    "steps have many tasks": {"batches": 5},
+    "late tasks are handed out again soon": {"backup_after_s": 0.3},
+}
+OF_ONE_RULE = {
+    "sync whose steps do without late tasks": ("sync", {"drop_after_s": 0.4}),
+    "sync whose late tasks are handed out again before that": ("sync", {"drop_after_s": 1.0, "backup_after_s": 0.3}),
+    "async that pulls ahead": ("async", {"ahead": True}),
+    "async with groups of batches": ("async", {"batches": 4, "push_every": 2}),
+    "async with uneven groups": ("async", {"batches": 4, "push_every": 3, "ahead": True}),
+    "async with groups that are cut and refused": ("async", {"push_every": 3, "poison": True, "message_bytes": 48}),
+    "async with groups of which some batches contribute nothing": ("async", {"push_every": 3, "skips": True}),
+    "async that pulls now and then": ("async", {"batches": 4, "pull_every": 3}),
+    "async in which nobody is ahead": ("async", {"max_staleness": 0}),
+    "async in which nobody is far ahead, in groups": ("async", {"max_staleness": 2, "push_every": 2, "ahead": True}),
+    "async that is left in a group": ("async", {"push_every": 3, "epochs": (Epoch(leave=Leave(4, True)), Epoch())}),
+    "local steps whose tasks have one batch": ("local_sgd", {"local_steps": 1}),
+    "local steps that are left in a task": ("local_sgd", {"epochs": (Epoch(leave=Leave(0, True)), Epoch())}),
+}
 
 
-def run(plan, seed, pservers):
-    world = World(plan, seed, pservers).run()
+def run(schedule):
+    world = World(schedule).run()
     assert not world.faults, world.report()
     return world
 
 
-def seeds(first):
-    return range(first, first + SCHEDULES)
+def shaped(plan, changes):
+    """A plan with these changes to it or to its update rule."""
+    of_rule = {name: value for name, value in changes.items() if name in UpdateSpec.__struct_fields__}
+    update = msgspec.structs.replace(plan.update, **of_rule)
+    return replace(plan, update=update, **{name: v for name, v in changes.items() if name not in of_rule})
 
 
-@pytest.mark.parametrize("pservers", [1, 2, 3])
-def test_a_sync_job_that_is_hurt_ends_with_the_bits_of_the_one_that_is_not(seed, pservers):
-    for one in seeds(seed):
-        run(SYNC, one, pservers)
+@pytest.mark.parametrize("rule", UpdateName)
+def test_jobs_of_any_shape_that_are_hurt_keep_what_is_promised(seed, rule):
+    for one in range(seed, seed + SCHEDULES):
+        run(Schedule.drawn(one, rule))
 
 
-@pytest.mark.parametrize("tasks", [1, 4])
-def test_so_does_one_with_other_numbers_of_tasks_a_step(seed, tasks):
-    for one in seeds(seed):
-        run(replace(SYNC, update=UpdateSpec(UpdateName.SYNC, tasks)), one, 2)
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+@pytest.mark.parametrize("changes", SHAPES.values(), ids=SHAPES)
+def test_so_do_jobs_where(seed, plan, changes):
+    for one in range(seed, seed + OF_EACH):
+        run(Schedule.drawn(one, plan=shaped(plan, changes)))
 
 
-def test_so_does_one_whose_tasks_are_handed_out_twice_early(seed):
-    for one in seeds(seed):
-        run(replace(SYNC, update=UpdateSpec(UpdateName.SYNC, 3, backup_after_s=0.3)), one, 2)
+@pytest.mark.parametrize(("name", "changes"), OF_ONE_RULE.values(), ids=OF_ONE_RULE)
+def test_so_do_jobs_under(seed, name, changes):
+    for one in range(seed, seed + OF_EACH):
+        run(Schedule.drawn(one, plan=shaped(PLANS[name], changes)))
 
 
-def test_so_does_one_whose_scripts_leave_an_epoch_early(seed):
-    for one in seeds(seed):
-        run(replace(SYNC, break_at=(0, 2)), one, 2)
-
-
-@pytest.mark.parametrize("tasks", [1, 3])
-def test_so_does_one_whose_scripts_pass_over_some_batches(seed, tasks):
-    for one in seeds(seed):
-        run(replace(SYNC, update=UpdateSpec(UpdateName.SYNC, tasks), skips=True), one, 2)
-
-
-@pytest.mark.parametrize("pservers", [1, 2, 3])
-@pytest.mark.parametrize("tasks", [1, 3])
-def test_so_does_one_whose_trainers_take_steps_of_their_own(seed, tasks, pservers):
-    for one in seeds(seed):
-        run(replace(LOCAL, update=msgspec.structs.replace(LOCAL.update, batches=tasks)), one, pservers)
-
-
-def test_so_does_one_whose_tasks_of_several_batches_are_handed_out_twice_early(seed):
-    for one in seeds(seed):
-        run(replace(LOCAL, update=msgspec.structs.replace(LOCAL.update, backup_after_s=0.5)), one, 2)
-
-
-def test_so_does_one_that_passes_over_batches_of_its_tasks_and_leaves_an_epoch_early(seed):
-    for one in seeds(seed):
-        run(replace(LOCAL, skips=True), one, 2)
-        run(replace(LOCAL, break_at=(0, 1)), one, 2)
-
-
-@pytest.mark.parametrize("pservers", [1, 2, 3])
-def test_an_async_job_that_is_hurt_applies_every_batch_once_on_every_pserver(seed, pservers):
-    for one in seeds(seed):
-        run(ASYNC, one, pservers)
-
-
-def test_so_does_one_whose_async_tasks_are_handed_out_twice_early(seed):
-    for one in seeds(seed):
-        run(replace(ASYNC, update=UpdateSpec(UpdateName.ASYNC, 3, backup_after_s=0.5)), one, 2)
-
-
-def test_more_trainers_than_tasks_and_more_pservers_than_values_make_no_difference():
-    run(replace(SYNC, samples=3, batch_size=4), 1, 9)
-
-
-def test_the_troubles_of_many_seeds_are_of_every_kind(seed):
-    events, counters = Counter(), Counter()
-    for one in seeds(seed):
-        world = World(SYNC, one, 1).run()
-        events += world.events
-        counters += world.master.counters
-    assert events.keys() >= {"crash", "freeze", "leave", "join", "lost"}
-    assert counters["repeated requests"] > 0
-
-
-def test_a_seed_is_replayed_exactly():
-    first, second, other = (World(SYNC, seed, 2).run().trace for seed in (3, 3, 4))
-    assert first == second
-    assert first != other
-
-
-def test_a_calm_run_is_not_hurt():
-    world = World(SYNC, 0, 2, CALM).run()
-    assert not world.faults, world.report()
-    assert not world.events
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+def test_a_job_that_nothing_happens_to_ends_as_promised(plan):
+    for pservers, trainers in ((1, 1), (3, 4), (9, 2)):
+        world = run(Schedule(1, plan, pservers, trainers, CALM))
+        assert not world.events
+        assert world.clock.now_s < 60

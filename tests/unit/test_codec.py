@@ -87,11 +87,12 @@ def push(**changes):
     return msgspec.structs.replace(message, **changes)
 
 
-def pull_with(keys: object, *frames: bytes) -> list[bytes]:
-    """A pull whose one array is described by `keys`."""
+def pull_with(keys: object, *frames: bytes, **changes: object) -> list[bytes]:
+    """A pull whose one array is described by `keys`; two keys of table 0 if nothing else is said."""
+    tables = {"tables": [0], "shapes": [[2]], "keys": keys} | changes
     header = {
         "type": "Pull", "request": 1, "generation": 1, "version": 0, "evaluating": False, "groups": [],
-        "tables": [{"table": 0, "keys": keys}],
+        "tables": tables,
     }  # fmt: skip
     return [preamble(JOB), msgspec.msgpack.encode(header), *frames]
 
@@ -136,6 +137,71 @@ def test_an_array_goes_out_without_a_copy():
     rows = np.ones((2, 2), np.float32)
     frames = Codec(JOB).encode(Pulled(Request(1), 0, (rows,), ()))
     assert np.shares_memory(rows, np.frombuffer(frames[2], np.float32))
+
+
+def test_the_arrays_of_all_tables_go_out_as_one_without_a_copy_where_they_lie_side_by_side():
+    keys, grads = np.arange(7), np.arange(21, dtype=np.float32)
+    parts = [(0, 2), (2, 2), (2, 7)]
+    tables = tuple(TableGrads(i, 0.1, keys[a:b], grads[3 * a : 3 * b].reshape(-1, 3)) for i, (a, b) in enumerate(parts))
+    message = push(tables=tables, groups=())
+    frames = Codec(JOB).encode(message)
+    assert [len(frame) for frame in frames[2:4]] == [keys.nbytes, grads.nbytes]
+    assert np.shares_memory(keys, np.frombuffer(frames[2], np.int64))
+    assert np.shares_memory(grads, np.frombuffer(frames[3], np.float32))
+    assert same(there_and_back(message), message)
+
+
+WHOLE = np.arange(12, dtype=np.float32)
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        [WHOLE[:2], WHOLE[3:5]],
+        [WHOLE[2:4], WHOLE[:2]],
+        [WHOLE[:4], WHOLE[2:6]],
+        [WHOLE[:4], WHOLE[:4]],
+        [WHOLE[:8:2], WHOLE[8:]],
+        [WHOLE.reshape(3, 4)[:, :2], WHOLE.reshape(3, 4)[:, 2:]],
+        [WHOLE, WHOLE],
+        [WHOLE.reshape(3, 4).T[:1], WHOLE.reshape(3, 4).T[1:]],
+        [np.arange(2.0, dtype="f4"), np.arange(2.0, dtype="f4")],
+        [np.frombuffer(b"12345678", np.float32)[:1], np.frombuffer(b"12345678", np.float32)[1:]],
+        [WHOLE[:0], WHOLE[:2].reshape(1, 2), WHOLE[5:5], WHOLE[2:6].reshape(2, 2)],
+        [WHOLE[:0].reshape(0, 3)],
+        [np.array(3.0, np.float32), WHOLE[:1]],
+    ],
+    ids=range(13),
+)
+def test_arrays_of_tables_come_back_however_they_lie(arrays):
+    message = Pulled(Request(1), 0, tuple(arrays), ())
+    assert len(Codec(JOB).encode(message)) == 3
+    assert same(there_and_back(message), message)
+
+
+def test_arrays_of_several_types_are_not_sent_as_one():
+    with pytest.raises(TypeError, match="several types"):
+        Codec(JOB).encode(Pulled(Request(1), 0, (np.zeros(2, np.float32), np.zeros(2, np.uint16)), ()))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *(
+            {"shapes": shapes}
+            for shapes in ([[1]], [[3]], [[1], [1]], [], [[2], [0]], [[2**40, 2**40]], [[-2]], [[2.0]])
+        ),
+        *({"shapes": shapes} for shapes in ([2], [[1] * 70 + [2]], None, "ab", [["2"]], [[0, 2**62]])),
+        *({"tables": tables} for tables in ([], [0, 1], [0.5], ["a"], None, 0)),
+    ],
+    ids=repr,
+)
+def test_tables_that_do_not_fit_their_arrays_are_refused(changes):
+    refused(pull_with([0, "<i8", [2]], bytes(16), **changes))
+
+
+def test_keys_of_tables_in_more_than_one_dimension_are_refused():
+    refused(pull_with([0, "<i8", [2, 1]], bytes(16)))
 
 
 def test_an_array_of_a_type_no_message_has_is_not_sent():
@@ -214,12 +280,12 @@ def test_the_description_the_others_are_changed_from_is_taken():
 def test_two_arrays_cannot_have_one_frame():
     frames = sent(push())
     header = msgspec.msgpack.decode(frames[1])
-    header["tables"][0]["grads"][0] = 0
+    header["tables"]["grads"][0] = 0
     refused([frames[0], msgspec.msgpack.encode(header), *frames[2:]])
 
 
 def test_a_refusal_says_which_field_is_wrong():
-    assert "$.tables[0].keys" in refused(pull_with([0, "<f4", [4]], bytes(16)))
+    assert "$.tables.keys" in refused(pull_with([0, "<f4", [4]], bytes(16)))
 
 
 @pytest.mark.parametrize("change", [{"type": "Nothing"}, {"request": "1"}, {"request": None}, {"request": 1.5}])

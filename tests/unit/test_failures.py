@@ -42,10 +42,10 @@ def test_without_any_the_job_has_succeeded():
     assert counted.summary() is None
 
 
-def test_a_script_that_raises_everywhere_and_never_does_a_task_fails_the_job():
+def test_a_script_that_raises_in_two_tasks_before_any_was_done_fails_the_job():
     counted = Failures()
-    assert [counted.note(failed(task), "E") for task in range(3)] == [None] * 3
-    assert counted.note(failed(3), "E") == "the script has raised 4 times and not done a single task"
+    assert [counted.note(failed(0, times), "E") for times in (1, 2)] == [None] * 2
+    assert counted.note(failed(1), "E") == "the script has raised in two tasks, and none was ever done"
 
 
 def test_the_very_first_task_may_be_the_one_that_is_set_aside():

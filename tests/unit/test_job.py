@@ -610,6 +610,21 @@ def test_the_fingerprint_of_the_machine_names_what_bits_depend_on():
     assert f"torch {torch.__version__}" in fingerprint()
 
 
+def test_the_fingerprint_tells_other_threads_and_tiny_numbers_rounded_to_zero():
+    before = fingerprint()
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads + 1)
+        assert fingerprint() != before
+        torch.set_num_threads(threads)
+        assert torch.set_flush_denormal(True)
+        assert fingerprint() != before
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_flush_denormal(False)
+    assert fingerprint() == before
+
+
 def test_a_script_in_one_process_leaves_nothing_to_shut_down():
     """No thread, socket or process keeps it alive, and nothing is printed on the way."""
     code = (

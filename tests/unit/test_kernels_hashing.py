@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from evergrad.kernels.hashing import slots_of, sum_by_inverse, unique
+from evergrad.kernels.hashing import slots_of, unique
 from evergrad.placement import SLOTS
 
 EDGES = np.array([np.iinfo(np.int64).min, np.iinfo(np.int64).max, -1, 0, 1, 2**53 + 1], np.int64)
@@ -45,24 +45,6 @@ def test_read_only_and_unaligned_keys_as_they_lie_in_a_network_buffer_are_taken(
     assert (slots_of(np.frombuffer(raw, np.int64, EDGES.size, 1)) == slots_of(EDGES)).all()
 
 
-def test_equal_keys_are_summed_in_order_in_float64_and_rounded_once():
-    rng = np.random.default_rng(5)
-    inverse = rng.integers(0, 40, 500)
-    inverse[inverse == 7] = 8
-    grads = rng.standard_normal((500, 5)).astype(np.float32)
-    expected = np.zeros((41, 5))
-    for i, j in enumerate(inverse):
-        expected[j] += grads[i]
-    assert (sum_by_inverse(inverse, grads, 41) == expected.astype(np.float32)).all()
-
-
-def test_the_gradient_of_a_key_met_once_is_kept_to_the_bit_even_minus_zero():
-    grads = np.array([[-0.0, 1e-45], [2.0, 3.0]], np.float32)
-    sums = sum_by_inverse(np.array([1, 0]), grads, 2)
-    assert sums[[1, 0]].tobytes() == grads.tobytes()
-
-
-def test_nothing_to_group_or_sum():
+def test_nothing_to_group():
     uniques, numbers = unique(np.empty(0, np.int64))
     assert (uniques.size, numbers.size) == (0, 0)
-    assert sum_by_inverse(np.empty(0, np.int64), np.empty((0, 4), np.float32), 0).shape == (0, 4)

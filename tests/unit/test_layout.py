@@ -41,3 +41,10 @@ def has_mapped_folder(file: str, mapped: set[str]) -> bool:
 def test_no_source_file_is_longer_than_a_reader_can_hold() -> None:
     long = {p.name: n for p in PACKAGE.rglob("*.py") if (n := len(p.read_text().splitlines())) > 600}
     assert long == {}
+
+
+def test_every_test_and_source_that_the_guarantees_name_is_there() -> None:
+    named = re.findall(r"`((?:\w+/)+\w+\.py)`", (ROOT / "docs" / "guarantees.md").read_text())
+    assert len(named) > 30
+    places = (ROOT / "tests", PACKAGE, ROOT)
+    assert sorted({file for file in named if not any((place / file).exists() for place in places)}) == []

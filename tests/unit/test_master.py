@@ -238,6 +238,20 @@ def test_a_master_that_was_paused_declares_nobody_dead():
     assert "a" not in job.master.members, "silence while the master listens counts"
 
 
+def test_who_is_heard_at_the_end_of_a_pause_of_the_master_has_no_longer_lease_than_others():
+    job = Job()
+    job.begin("a")
+    job.take(job.master.tick(job.now))
+    job.now += 10 * LEASE_S
+    job.say("beat", Heartbeat(Request(0), Member("a"), 0.0))
+    job.take(job.master.tick(job.now))
+    for _ in range(11):
+        assert "a" in job.master.members
+        job.now += LEASE_S / 10
+        job.take(job.master.tick(job.now))
+    assert "a" not in job.master.members
+
+
 def test_a_pserver_is_given_up_much_later_than_a_trainer_and_named_before():
     job = Job()
     job.begin("a")
@@ -440,17 +454,20 @@ def test_a_decided_commit_is_enough_to_go_on_and_it_is_told_until_acknowledged()
     assert job.told == []
 
 
-def test_a_commit_decided_before_the_last_is_acknowledged_is_told_after_it():
-    """Of tasks that contribute nothing a trainer may do many without having pulled anything."""
+def test_a_commit_decided_before_the_last_is_acknowledged_is_told_after_it_and_a_third_is_not_begun():
+    """Tasks that contribute nothing can be done without having pulled anything."""
     job = Job(2, acknowledge=False)
     job.join("a")
     for restore in job.told[:]:
         job.confirm(*restore)
     task = job.batch("a", trained(job.batch("a")))
-    for _ in range(3):
-        task = job.batch("a", trained(task, contributed=False))
+    assert job.batch("a", trained(job.batch("a", trained(task, contributed=False)), contributed=False)) is None
+    job.wait(2.0, "a")
+    assert "a" not in job.answers
+    assert job.status().waiting_for == "pserver 0 to acknowledge what it was told"
     job.acknowledge = True
     job.wait(1.0, "a")
+    assert job.answers["a"].step == 1
     by_place = [[m.step for to, m in job.told if to[-1] == place and isinstance(m, Commit)] for place in "01"]
     assert [sorted(set(steps)) for steps in by_place] == [[INIT_STEP, 0], [INIT_STEP, 0]]
     job.told.clear()
@@ -846,6 +863,14 @@ def test_what_a_pserver_cannot_do_ends_the_job(message, says):
 # -- status ------------------------------------------------------------------------------------------------------------
 
 
+def waits(job, *alive):
+    """Who is waited for after some seconds in which nothing happens, and what is under way."""
+    for _ in range(5):
+        job.wait(0.5, *alive)
+    status = job.status()
+    return status.phase, status.waiting_for
+
+
 def test_the_status_says_who_is_waited_for():
     job = Job(0)
     job.master = Master(Settings("job", 2, LEASE_S))
@@ -858,6 +883,55 @@ def test_the_status_says_who_is_waited_for():
     job.batch("a")
     job.wait(2.5, "a", "b")
     assert job.status().waiting_for.startswith("task 0 at a for ")
+
+
+def test_the_status_names_a_trainer_that_has_not_named_its_model():
+    job = Job()
+    job.say("a", Join(Request(1), Role.TRAINER, Member("a"), "a", 7))
+    assert job.status().waiting_for == ""
+    assert waits(job, "a") == ("forming", "a to go on in its script")
+
+
+def test_the_status_names_who_is_to_hand_in_the_initial_values():
+    job = Job()
+    job.join("a", "b")
+    job.batch("a")
+    job.batch("b")
+    assert waits(job, "a", "b") == ("starting", "the initial values at a")
+
+
+def test_the_status_names_a_trainer_whose_script_asks_for_nothing():
+    job = Job()
+    job.begin("a", "b")
+    job.train("a")
+    assert job.ask("a", WantEpoch(0, 9)) == EpochIs(job.answers["a"].request, 1)
+    job.ask("b", WantEpoch(0, 9))
+    assert job.ask("a", WantTotals(1, 0, VALID)) is not None
+    job.ask("a", WantEnd())
+    assert waits(job, "a", "b")[1] == "b to go on in its script"
+
+
+def test_the_status_names_who_evaluates_and_who_saves():
+    job = Job()
+    job.begin("a", "b")
+    job.train("a")
+    tasks = [job.ask(name, WantTotals(0, 0, VALID)) for name in "ab"]
+    phase, waiting_for = waits(job, "a", "b")
+    assert (phase, waiting_for[:32]) == ("evaluating", "a task of the evaluation at a fo")
+    for name, task in zip("ab", tasks, strict=True):
+        done = EvalDone(task.generation, task.attempt, {"n": partial(1.0)})
+        job.ask(name, WantSaved(0, 0, "model"), done)
+    phase, waiting_for = waits(job, "a", "b")
+    assert (phase, waiting_for[:27]) == ("saving", "the saving of the model at ")
+
+
+def test_the_status_names_a_silent_pserver_before_all_that_waits_for_it():
+    job = Job()
+    job.begin("a")
+    job.batch("a")
+    job.now += 2.5
+    job.say("beat", Heartbeat(Request(0), Member("a"), 0.0))
+    assert job.status().waiting_for == "pserver 0, which is silent"
 
 
 def test_the_status_counts_samples_and_shows_metrics():

@@ -24,6 +24,12 @@ def rows_of(keys):
     return initial_rows(np.asarray(keys, np.int64), DIM, eg.init_rows.normal(), table_seed(0, "t"))
 
 
+def wanted(rows, batch):
+    """The keys that a batch is known to need, by table."""
+    rows.number(batch)
+    return rows.wanted()
+
+
 def numbers_of(modules):
     return {name: number for number, name in enumerate(dict.fromkeys(m.table for m in modules))}
 
@@ -226,7 +232,7 @@ def pulled_ahead(batch, *modules):
         return rows_of(keys)
 
     rows = BatchRows(modules, numbers_of(modules), pull, True)
-    rows.take([rows_of(keys) for _, keys in rows.wanted(batch)])
+    rows.take([rows_of(keys) for _, keys in wanted(rows, batch)])
     for module in modules:
         module.source = rows
     return rows, later
@@ -333,7 +339,7 @@ def test_padding_of_one_module_is_an_id_like_any_other_to_the_other():
 def test_padding_is_not_pulled():
     module = embedding(0)
     rows = BatchRows([module], {"t": 0}, lambda table, keys: rows_of(keys), True)
-    assert [keys.tolist() for _, keys in rows.wanted({"t": torch.tensor([0, 3, 0])})] == [[3]]
+    assert [keys.tolist() for _, keys in wanted(rows, {"t": torch.tensor([0, 3, 0])})] == [[3]]
 
 
 def test_two_tables_are_kept_apart():

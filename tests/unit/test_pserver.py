@@ -650,3 +650,25 @@ def test_parts_of_a_batch_that_was_applied_are_forgotten():
     assert isinstance(ask(pserver, half), Pushed)
     assert isinstance(ask(pserver, batch(0), B), Pushed)
     assert pserver._parts._open == {}
+
+
+def test_the_first_batch_of_an_epoch_keeps_the_parts_that_have_come_of_others_of_it():
+    pserver = begun()
+    ask(pserver, batch(0))
+    first, second = (replace(batch(0, task=1, epoch=1), part=i, parts=2, tables=(), groups=()) for i in (0, 1))
+    assert isinstance(ask(pserver, first), Pushed)
+    assert isinstance(ask(pserver, batch(0, task=0, epoch=1), B), Pushed)
+    assert isinstance(ask(pserver, second), Pushed)
+    assert ask(pserver, Where(Request(1), Generation(1), 1, 1)).batches == 1
+
+
+def test_memory_is_promised_once_to_a_part_that_comes_twice():
+    row = 2 * 4 + 40 + 2 * 12
+    pserver = Pserver(Member("p0"), room=lambda: 6 * row)
+    pserver.handle(MASTER, restore())
+    ask(pserver, Push(Request(1), Generation(1), INIT_STEP, 0, FIRST, 1, (), (span(0.0),)))
+    ask(pserver, commit(INIT_STEP, (0, FIRST)), MASTER)
+    first, second = (replace(push(), part=i, parts=2, groups=(span(),) * i) for i in (0, 1))
+    assert all(isinstance(ask(pserver, part), Pushed) for part in (first, first, second, second))
+    assert pserver.counters["repeated pushes"] == 2
+    assert isinstance(ask(pserver, commit(0, (0, FIRST)), MASTER), Committed)

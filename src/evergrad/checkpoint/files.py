@@ -2,6 +2,7 @@
 
 import zlib
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
@@ -23,7 +24,7 @@ def write_piece(storage: Storage, serial: int, schema: Schema, place: Place, pie
         a trained one; none for an empty span.
 
     Raises:
-        StorageError: it cannot be written. The same call may be made again, and several by several threads at once.
+        StorageError: it cannot be written. The same call may be made again.
     Cost: the piece once more in memory, its CRC-32, and the writing.
     """
     match piece:
@@ -77,5 +78,7 @@ def checksum(parts: Iterable[memoryview]) -> str:
 
 def _write(storage: Storage, serial: int, info: FileInfo, tensors: Tensors) -> FileInfo:
     parts = encode(tensors)
-    storage.put(f"{folder_of(serial)}/{info.path}", parts)
-    return msgspec.structs.replace(info, bytes=sum(part.nbytes for part in parts), crc32=checksum(parts))
+    with ThreadPoolExecutor(1, thread_name_prefix="checkpoint-checksum") as thread:  # while the disk writes
+        crc32 = thread.submit(checksum, parts)
+        storage.put(f"{folder_of(serial)}/{info.path}", parts)
+    return msgspec.structs.replace(info, bytes=sum(part.nbytes for part in parts), crc32=crc32.result())

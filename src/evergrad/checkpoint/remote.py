@@ -15,7 +15,7 @@ OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss"}
 EXTRAS = {"s3": "s3", "s3a": "s3"}
 """Which extra of this package brings what a scheme needs."""
 OPTIONS: dict[str, dict[str, Any]] = {
-    # retried by `Storage` alone; a reply may take as long as 64 MB on a slow line
+    # retried by `Storage` alone; a reply may take as long as a file on a slow line
     "s3": {"config_kwargs": {"retries": {"total_max_attempts": 1}, "connect_timeout": 10, "read_timeout": 120}},
 }
 

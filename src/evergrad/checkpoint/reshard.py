@@ -6,12 +6,12 @@ from contextlib import suppress
 import msgspec
 
 from evergrad.checkpoint.catalogue import serials
+from evergrad.checkpoint.files import write_piece
 from evergrad.checkpoint.manifest import Manifest, write_manifest
 from evergrad.checkpoint.pieces import PIECE_BYTES, Piece
 from evergrad.checkpoint.reader import dense, rows
 from evergrad.checkpoint.retention import remove
 from evergrad.checkpoint.storage import Storage
-from evergrad.checkpoint.writer import Writer
 from evergrad.errors import ConfigError, StorageError
 from evergrad.messages import FileInfo, Place
 from evergrad.placement import slots_owned, span_owned
@@ -23,17 +23,15 @@ def reshard(storage: Storage, manifest: Manifest, target: Storage, places: int) 
     Raises:
         ConfigError: there is one of that serial already.
         CheckpointError: the checkpoint is not as it was written; nothing is left behind.
-    Memory: two files and three pieces.
+    Memory: two files and a piece.
     """
     if manifest.serial in serials(target):
         raise ConfigError(f"{target.url} holds a checkpoint {manifest.serial} already; give another place")
     files: list[FileInfo] = []
     try:
         for place in range(places):
-            with Writer(target, manifest.serial, manifest.schema, Place(place)) as writer:
-                for piece in _pieces(storage, manifest, place, places):
-                    writer.write(piece)
-                files += writer.finish()
+            for piece in _pieces(storage, manifest, place, places):
+                files += write_piece(target, manifest.serial, manifest.schema, Place(place), piece)
         made = msgspec.structs.replace(manifest, places=places, files=tuple(sorted(files, key=lambda f: f.path)))
         write_manifest(target, made)
     except BaseException:

@@ -1,6 +1,7 @@
 """Datasets of columns in memory (or in memory-mapped files)."""
 
 from collections.abc import Iterable, Mapping
+from functools import cache
 from hashlib import blake2b
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from evergrad.errors import DataError
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 SAMPLED_BYTES = 1 << 20
@@ -91,6 +93,8 @@ class Columns:
     stretches of 4 KiB spread evenly (two rows at least). It costs a millisecond or two a column, once.
     """
 
+    reads_anywhere = True
+
     def __init__(self, columns: Mapping[str, Any]) -> None:
         """Wrap columns; arrays are not copied.
 
@@ -131,15 +135,32 @@ class Columns:
         """The samples `ids` as a dict of tensors the caller may change."""
         from torch import from_numpy
 
+        if ids.size and not 0 <= ids.min() <= ids.max() < self._samples:
+            raise IndexError(f"sample numbers from {ids.min()} to {ids.max()} of {self._samples} samples")
         batch: dict[str, Tensor | Bags] = {}
         for name, column in self._columns.items():
             if isinstance(column, Ragged):
                 values, begins = column.take(ids)
                 batch[name] = Bags(from_numpy(values), from_numpy(begins))
             else:
-                # torch's own memory: how it is aligned can show in the last bit of a product
-                batch[name] = from_numpy(column[ids]).clone()
+                batch[name] = _taken(column, ids)
         return batch
+
+
+def _taken(column: NDArray[Any], ids: NDArray[np.int64]) -> "Tensor":
+    """Rows of a column, in memory of torch's: how it is aligned can show in the last bit of a product."""
+    from torch import empty
+
+    rows = empty((ids.size, *column.shape[1:]), dtype=_type_in_torch(column.dtype))
+    column.take(ids, axis=0, out=rows.numpy(), mode="clip")  # in any other mode numpy makes a copy on the way
+    return rows
+
+
+@cache
+def _type_in_torch(dtype: np.dtype[Any]) -> "torch.dtype":
+    from torch import from_numpy
+
+    return from_numpy(np.empty(0, dtype)).dtype
 
 
 def _name(name: object) -> str:

@@ -13,7 +13,11 @@ from evergrad.errors import DataError
 
 @runtime_checkable
 class Dataset(Protocol):
-    """A fixed number of samples that can be read by number, in any order, again and again."""
+    """A fixed number of samples that can be read by number, in any order, again and again.
+
+    A dataset that draws no random numbers and may be read in another thread than the script's has an attribute
+    `reads_anywhere` that is true: its batches are read ahead while others are computed.
+    """
 
     def __len__(self) -> int:
         """The number of samples; it never changes."""
@@ -50,3 +54,8 @@ def as_dataset(data: object) -> Dataset:
         f"{type(data).__name__} cannot be read by sample number: give a mapping of arrays, a dataset of eg.data, or a "
         "torch dataset with __len__ and __getitem__ (of a DataLoader, its dataset)"
     )
+
+
+def reads_anywhere(data: Dataset) -> bool:
+    """Whether a dataset says of itself that it may be read in another thread."""
+    return getattr(data, "reads_anywhere", False) is True

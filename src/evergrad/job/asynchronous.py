@@ -5,17 +5,18 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from evergrad.errors import InvariantError
+from evergrad.job.ahead import Ahead
 from evergrad.job.arguments import added
-from evergrad.job.batch import Fetched, OpenBatch
-from evergrad.job.rows import HeldRows
+from evergrad.job.batch import Fetched, OpenBatch, Read
+from evergrad.job.held_rows import HeldRows
 from evergrad.messages import AsyncTask, Partial, Schema
 from evergrad.trainer.accumulated import Accumulated, Contribution
 from evergrad.trainer.exchange import Flow
 from evergrad.trainer.session import AtTask, Session
 from evergrad.trainer.trainer import PushRefused, RowGrads, SpanGrads, Void
 
-Fetch = Callable[[int, HeldRows | None], Fetched]
-"""Reads the batch of this number, and asks for what it needs beyond what is held."""
+Ask = Callable[[Read, HeldRows | None], Fetched]
+"""Asks for what a batch needs beyond what is held."""
 Metrics = dict[str, Partial]
 
 
@@ -58,14 +59,16 @@ class AsyncTasks:
         self._first = self._stop = 0
         self._pushing: _Pushing | None = None
 
-    def run(self, task: AsyncTask, schema: Schema, count: int, fetch: Fetch) -> Generator[Any, None, Metrics | None]:
-        """The batches of a task, `count` in all, from where the pservers stand on.
+    def run(
+        self, task: AsyncTask, schema: Schema, reading: Ahead[Read], ask: Ask
+    ) -> Generator[Any, None, Metrics | None]:
+        """The batches of a task from where the pservers stand on.
 
         Returns:
             The metrics of all batches once every pserver has applied them; None if the task counts no more.
         """
         try:
-            return (yield from self._run(task, schema, count, fetch))
+            return (yield from self._run(task, schema, reading, ask))
         except GeneratorExit:
             with suppress(Void):
                 self._finish_push()
@@ -86,18 +89,18 @@ class AsyncTasks:
         if batch.number + 1 == self._stop:
             self._push(task)
 
-    def _run(self, task: AsyncTask, schema: Schema, count: int, fetch: Fetch) -> Generator[Any, None, Metrics]:
-        update, metrics = schema.update, Metrics()
+    def _run(self, task: AsyncTask, schema: Schema, reading: Ahead[Read], ask: Ask) -> Generator[Any, None, Metrics]:
+        update, count, metrics = schema.update, reading.count, Metrics()
         held: HeldRows | None = None
         ahead: Fetched | None = None
         first = self._session.driver.run(self._session.trainer.where(task))
         self._applied(task, first)
 
-        def read(number: int) -> Fetched:
+        def fetch(number: int) -> Fetched:
             nonlocal held
             if update.pull_every > 1 and (number == first or number % update.pull_every == 0):
                 held = HeldRows(schema.tables)
-            return fetch(number, held)
+            return ask(reading.take(number), held)
 
         for number in range(first, count):
             if number % update.push_every == 0:
@@ -105,12 +108,15 @@ class AsyncTasks:
                 self._first, self._stop = number, min(number + update.push_every, count)
             if update.max_staleness is not None:
                 self._session.driver.run(self._session.trainer.may_begin(task, number - first))
-            fetched, ahead = ahead or read(number), None
+            fetched, ahead = ahead or fetch(number), None
             if self._is_ahead and number + 1 < count:
                 with suppress(Exception):  # it is read again in its turn, and raises there
-                    ahead = read(number + 1)
-            batch = OpenBatch(task, task.first + number, fetched.samples, number)
-            yield self._enter(batch, fetched)
+                    ahead = fetch(number + 1)
+            batch = OpenBatch(task, task.first + number, fetched.read.samples, number)
+            opened = self._enter(batch, fetched)
+            if self._is_ahead:
+                reading.start(number + 2)
+            yield opened
             self._check(batch)
             if number + 1 == self._stop and self._group is not None:
                 self._push(task)

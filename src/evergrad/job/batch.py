@@ -7,16 +7,24 @@ import numpy as np
 import torch
 
 from evergrad.job.bound import Requested
+from evergrad.job.rows import BatchRows
 from evergrad.messages import AsyncTask, Partial, SyncTask, TableKeys
 
 
-class Fetched(NamedTuple):
-    """A batch that was read, what was asked for it, and its seed (of reading; the next is that of computing)."""
+class Read(NamedTuple):
+    """A batch that was read, the rows it needs, and its seed (of reading; the next is that of computing)."""
 
     batch: Any
-    requested: Requested
+    rows: BatchRows
     seed: int
     samples: int
+
+
+class Fetched(NamedTuple):
+    """A batch that was read, and what was asked for it."""
+
+    read: Read
+    requested: Requested
 
 
 class OpenBatch:

@@ -14,9 +14,10 @@ from evergrad.checkpoint.tensors import bytes_of
 from evergrad.errors import ConfigError
 from evergrad.job.alignment import aligned
 from evergrad.job.dense import NotFinite, Rules, check_rules, fits, groups_of, patterns_of
+from evergrad.job.held_rows import HeldRows
 from evergrad.job.local import LocalModel
 from evergrad.job.optimizer import JobOptimizer
-from evergrad.job.rows import BatchRows, HeldRows
+from evergrad.job.rows import BatchRows
 from evergrad.kernels.half import decoded, encoded
 from evergrad.kernels.merge import all_finite
 from evergrad.messages import (
@@ -116,21 +117,26 @@ class BoundModel:
 
     def open(self, at: Version, batch: Any, training: bool) -> None:
         """Pull what a batch needs and put it into the model; raises as `enter`."""
-        self.enter(self.request(at, batch, training))
+        self.enter(self.request(at, self.rows_of(at, batch, training), training))
 
-    def request(self, at: Version, batch: Any, training: bool, held: HeldRows | None = None) -> "Requested":
+    def rows_of(self, at: Version, batch: Any, training: bool) -> BatchRows:
+        """The rows that a batch needs, numbered. May be called in any thread."""
+        rows = BatchRows(self._modules, self._numbers, self._puller(at, training), training)
+        rows.number(batch)
+        return rows
+
+    def request(self, at: Version, rows: BatchRows, training: bool, held: HeldRows | None = None) -> "Requested":
         """Ask for what a batch needs; the answer may come while something else is computed.
 
         Args:
             at: which values.
-            batch: as the dataset has made it.
+            rows: of `rows_of` the batch.
             training: whether gradients are wanted.
             held: rows that are not asked for again, and what is asked for is added to; with the first of its batches
                 dense groups are asked for, with the others none. They find the values of the batch before.
         """
-        rows = BatchRows(self._modules, self._numbers, self._puller(at, training), training, held)
         is_begun = held is not None and held.begin()
-        wanted, groups = rows.wanted(batch), [] if is_begun else self._groups_to_pull(at)
+        wanted, groups = rows.wanted(held), [] if is_begun else self._groups_to_pull(at)
         local = self._overlay(training)
         keys = wanted if local is None else local.missing(wanted)
         flow = self._session.trainer.pull(at.generation, at.version, keys, groups, evaluating=not training)
@@ -159,14 +165,12 @@ class BoundModel:
                 group.load(self._dense(number, training))
             if training:
                 group.zero_grad()
-        for module in self._modules:
-            module.source = rows
+        self._read_from(rows)
 
     def close(self) -> None:
         """The batch is done: its rows are let go."""
         self._rows = None
-        for module in self._modules:
-            module.source = None
+        self._read_from(None)
 
     def zero_grad(self) -> None:
         """Forget the gradients of rows."""
@@ -292,6 +296,10 @@ class BoundModel:
         self.close()
         named = ((p, t) for g in self.groups for p, t in zip(g.spec.parameters, g.tensors, strict=True))
         return [DenseTensor(p.name, p.dtype, p.shape, _bytes_of(t)) for p, t in named]
+
+    def _read_from(self, rows: BatchRows | None) -> None:
+        for module in self._modules:
+            object.__setattr__(module, "source", rows)  # torch's own takes microseconds to see that it is no parameter
 
     def _groups_to_pull(self, at: Version) -> list[int]:
         """Nothing that is here already: not a version twice, and frozen parameters once a generation."""

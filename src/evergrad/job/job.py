@@ -19,18 +19,20 @@ from evergrad.checkpoint.model import new_model
 from evergrad.checkpoint.plan import Checkpoints
 from evergrad.checkpoint.storage import absolute_url
 from evergrad.checks import whole_number
-from evergrad.data.dataset import Dataset
+from evergrad.data.dataset import Dataset, reads_anywhere
 from evergrad.data.order import epoch_order
 from evergrad.errors import ConfigError, EvergradError
+from evergrad.heap import keep_freed_memory
+from evergrad.job.ahead import Ahead, Reader
 from evergrad.job.alignment import aligned
 from evergrad.job.arguments import added, data_of, folder_of, frames_to_the_script, numbers_of, partials, seed_of
 from evergrad.job.asynchronous import AsyncTasks
-from evergrad.job.batch import Fetched, OpenBatch, seed_generators
+from evergrad.job.batch import Fetched, OpenBatch, Read, seed_generators
 from evergrad.job.bound import BoundModel, Version
 from evergrad.job.dense import NotFinite, Rules
+from evergrad.job.held_rows import HeldRows
 from evergrad.job.numerics import fingerprint
 from evergrad.job.optimizer import JobOptimizer
-from evergrad.job.rows import HeldRows
 from evergrad.job.saving import save_tables
 from evergrad.messages import (
     INIT_STEP,
@@ -102,6 +104,7 @@ def init(
     if wire not in list(Wire):
         raise ConfigError(f"wire is {wire!r}; give one of {', '.join(Wire)}")
     torch.set_num_threads(threads)
+    keep_freed_memory()
     if not isinstance(checkpoints, Checkpoints | None):
         raise ConfigError(f"checkpoints is {checkpoints!r}; give eg.Checkpoints(url, ...)")
     offer = Offer("", checkpoints.spec() if checkpoints else None, absolute_url(warm_start) if warm_start else None)
@@ -244,6 +247,7 @@ class Job:
         return loop
 
     def _batches(self, epoch: int, data: Dataset, spec: DataSpec, shuffle: bool) -> Batches:
+        reader = Reader()
         try:
             while True:
                 task = self._ask(WantBatch(epoch, spec))
@@ -255,7 +259,7 @@ class Job:
                     case SyncTask():
                         yield from self._sync_task(task, data, spec, shuffle)
                     case AsyncTask():
-                        yield from self._async_task(task, data, spec, shuffle)
+                        yield from self._async_task(task, data, spec, shuffle, reader)
                     case Over():
                         return
         except BaseException:
@@ -263,6 +267,7 @@ class Job:
             self._session.done = BreakDone(epoch, 0, done if isinstance(done, TrainDone) else None)
             raise
         finally:
+            reader.close()
             self._close_batch()
 
     def _sync_task(self, task: SyncTask, data: Dataset, spec: DataSpec, shuffle: bool) -> Batches:
@@ -323,15 +328,20 @@ class Job:
             self._warn(f"the batches of a task were left out: {exc}")
         return TrainDone(task.generation, task.attempt, contributed, metrics)
 
-    def _async_task(self, task: AsyncTask, data: Dataset, spec: DataSpec, shuffle: bool) -> Batches:
+    def _async_task(self, task: AsyncTask, data: Dataset, spec: DataSpec, shuffle: bool, reader: Reader) -> Batches:
         ids = epoch_order(spec.samples, self._schema.seed, task.epoch, np.arange(task.start, task.stop), shuffle)
+        at = Version(task.generation, NEWEST)
 
-        def fetch(number: int, held: HeldRows | None) -> Fetched:
+        def read(number: int) -> Read:
             part = ids[number * spec.batch_size : (number + 1) * spec.batch_size]
             seed = self._mixed_seed("task", task.epoch, task.first + number, 0)
-            return self._fetch(Version(task.generation, NEWEST), data, part, seed, training=True, held=held)
+            return self._read(at, data, part, seed, training=True)
 
-        metrics = yield from self._async.run(task, self._schema, -(-ids.size // spec.batch_size), fetch)
+        def request(read: Read, held: HeldRows | None) -> Fetched:
+            return self._request(at, read, training=True, held=held)
+
+        reading = Ahead(read, -(-ids.size // spec.batch_size), reader if reads_anywhere(data) else None)
+        metrics = yield from self._async.run(task, self._schema, reading, request)
         if metrics is not None:
             self._session.done = TrainDone(task.generation, task.attempt, True, metrics)
 
@@ -526,22 +536,20 @@ class Job:
             return None
         return TrainDone(task.generation, task.attempt, True, {})
 
-    def _fetch(
-        self,
-        at: Version,
-        data: Dataset,
-        ids: NDArray[np.int64],
-        seed: int,
-        training: bool,
-        held: HeldRows | None = None,
-    ) -> "Fetched":
-        """Fetch a batch and ask for what it needs of the model, but for what is held."""
-        bound = self._check_bound("batches")
-        seed_generators(seed)
-        batch = aligned(data.fetch(ids))
-        return Fetched(batch, bound.request(at, batch, training, held), seed, ids.size)
+    def _fetch(self, at: Version, data: Dataset, ids: NDArray[np.int64], seed: int, training: bool) -> Fetched:
+        """Fetch a batch and ask for what it needs of the model."""
+        return self._request(at, self._read(at, data, ids, seed, training), training)
 
-    def _enter(self, batch: "OpenBatch | None", fetched: "Fetched") -> Any:
+    def _read(self, at: Version, data: Dataset, ids: NDArray[np.int64], seed: int, training: bool) -> Read:
+        if not reads_anywhere(data):
+            seed_generators(seed)
+        batch = aligned(data.fetch(ids))
+        return Read(batch, self._check_bound("batches").rows_of(at, batch, training), seed, ids.size)
+
+    def _request(self, at: Version, read: Read, training: bool, held: HeldRows | None = None) -> Fetched:
+        return Fetched(read, self._check_bound("batches").request(at, read.rows, training, held))
+
+    def _enter(self, batch: "OpenBatch | None", fetched: Fetched) -> Any:
         """Put what a batch needs into the model; raises `Void` if the version has passed."""
         bound = self._check_bound("batches")
         assert self._optimizer is not None
@@ -549,8 +557,8 @@ class Job:
         if batch is not None:
             self._optimizer.at_step(batch.step)
         self._batch = batch
-        seed_generators(fetched.seed + 1)
-        return fetched.batch
+        seed_generators(fetched.read.seed + 1)
+        return fetched.read.batch
 
     def _close_batch(self) -> None:
         self._batch = None

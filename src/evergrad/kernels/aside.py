@@ -131,24 +131,38 @@ def keep_entry(aside: Aside, slot: Integer, key: np.int64, row: Integer) -> None
         _list(aside, slot, key, row)
 
 
-@kernel(void, ASIDE, i64, reads(i64), reads(i64))
-def keep(aside: Aside, first_slot: int, keys: Keys, rows: Rows) -> None:
-    """Copy aside the rows and candidates of these keys, already looked up in `rows`, that belong to the cut.
-
-    Keys without entry and rows that stand here twice are allowed, candidates that do are not.
-    """
-    limit, stride, n = aside.state[LIMIT], aside.state[STRIDE], rows.size
-    for i in range(n):
-        if i + _AHEAD < n:
-            row = rows[i + _AHEAD]
-            if 0 <= row < limit and not is_seen(aside, row):
-                for at in range(0, stride, _LINE):
-                    prefetch(aside.rows, row * stride + at)
-                prefetch(aside.notes, 2 * row)
+@kernel(i64, ASIDE, reads(i64), writes(i64))
+def find_unseen(aside: Aside, rows: Rows, found: Integers) -> int:
+    """Write to `found` which of `rows` may have to be copied aside; returns how many. Most are seen after a while."""
+    limit, count = np.uint64(aside.state[LIMIT]), 0
+    for i in range(rows.size):
         row = rows[i]
-        if row == EMPTY or row >= limit or (row >= 0 and is_seen(aside, row)):
-            continue
-        keep_entry(aside, np.int64(hash_key(keys[i]) >> SLOT_SHIFT) - first_slot, keys[i], row)
+        is_row = np.uint64(row) < limit
+        # without a branch, of which nobody could tell which way it goes
+        is_new = is_row & (not is_seen(aside, row if is_row else 0))
+        found[count] = i
+        count += is_new | (row < EMPTY)
+    return count
+
+
+@kernel(void, ASIDE, i64, reads(i64), reads(i64), reads(i64))
+def keep(aside: Aside, first_slot: int, keys: Keys, rows: Rows, which: Integers) -> None:
+    """Copy the rows and candidates `rows[which]` of these keys aside, as far as they belong to the cut.
+
+    A row that stands here twice is allowed, a candidate that does is not.
+    """
+    stride, n = aside.state[STRIDE], which.size
+    for j in range(n):
+        if j + _AHEAD < n:
+            row = rows[which[j + _AHEAD]]
+            for at in range(0, stride, _LINE):
+                prefetch(aside.rows, row * stride + at)
+            prefetch(aside.notes, 2 * row)
+        key, row = keys[which[j]], rows[which[j]]
+        slot = np.int64(hash_key(key) >> SLOT_SHIFT) - first_slot
+        keep_entry(aside, slot, key, row)
+        if row >= 0:
+            see(aside, row)  # in a slot handed out too: there is no need to look at it again
 
 
 @kernel(void, ASIDE, reads(i64))

@@ -1,10 +1,10 @@
-"""Slots of keys, and what a trainer does with the keys of a batch: group them, sum the gradients of equal ones."""
+"""Slots of keys, and the different ones among keys that repeat."""
 
 import numpy as np
 from numpy.typing import NDArray
 
-from evergrad.kernels.arrays import Floats, Keys
-from evergrad.kernels.jit import f32, i32, i64, inline, making_kernel, prefetch, reads, writes
+from evergrad.kernels.arrays import Keys
+from evergrad.kernels.jit import Integer, i32, i64, inline, making_kernel, reads, writes
 from evergrad.placement import SLOTS
 
 SLOT_SHIFT = np.uint64(64 - (SLOTS - 1).bit_length())
@@ -38,6 +38,24 @@ def slots_of(keys: Keys) -> NDArray[np.int32]:
     return slots
 
 
+@inline
+def number_of(
+    key: np.int64, keys: Keys, first: Integer, count: Integer, scratch: NDArray[np.int32], mask: Integer
+) -> Integer:
+    """The number of a key among `count` different ones, which stand in `keys` from `first` on; put there if new.
+
+    `scratch` holds -1, or the number of a key at a place its hash leads to.
+    """
+    at = np.int64(hash_key(key)) & mask
+    while scratch[at] >= 0 and keys[first + scratch[at]] != key:
+        at = (at + 1) & mask
+    if scratch[at] < 0:
+        scratch[at] = count
+        keys[first + count] = key
+    number: Integer = scratch[at]
+    return number
+
+
 @making_kernel(i64, reads(i64), writes(i64), writes(i32))
 def _unique(keys: Keys, uniques: Keys, numbers: NDArray[np.int32]) -> int:
     """Write the different keys in order of first appearance, and for each key its number among them."""
@@ -48,15 +66,9 @@ def _unique(keys: Keys, uniques: Keys, numbers: NDArray[np.int32]) -> int:
     table = np.full(size, -1, np.int32)
     count = 0
     for i in range(keys.size):
-        key = keys[i]
-        at = np.int64(hash_key(key)) & mask
-        while table[at] >= 0 and uniques[table[at]] != key:
-            at = (at + 1) & mask
-        if table[at] < 0:
-            table[at] = count
-            uniques[count] = key
-            count += 1
-        numbers[i] = table[at]
+        found = number_of(keys[i], uniques, 0, count, table, mask)
+        count += found == count
+        numbers[i] = found
     return count
 
 
@@ -69,48 +81,3 @@ def unique(keys: Keys) -> tuple[Keys, NDArray[np.int32]]:
     numbers = np.empty(keys.size, np.int32)
     count = _unique(keys, uniques, numbers)
     return uniques[:count], numbers
-
-
-@making_kernel(writes(f32, 2), reads(i64), reads(f32, 2), i64)
-def sum_by_inverse(inverse: NDArray[np.int64], grads: Floats, count: int) -> Floats:
-    """Sum the gradients of equal keys: `sums[j]` is the sum of all `grads[i]` with `inverse[i] == j`.
-
-    Args:
-        inverse: shape (n,), each below `count`.
-        grads: shape (n, dim).
-        count: how many sums.
-
-    Returns:
-        Shape (count, dim): each sum taken in order of position in float64 and rounded once; zeros where nothing falls.
-    Cost: linear in n * dim; no scratch but one integer for each position and each sum.
-    """
-    n, dim = grads.shape
-    ends = np.zeros(count + 1, np.int64)
-    for i in range(n):
-        ends[inverse[i] + 1] += 1
-    for j in range(count):
-        ends[j + 1] += ends[j]
-    order = np.empty(n, np.int32)
-    for i in range(n):
-        order[ends[inverse[i]]] = i
-        ends[inverse[i]] += 1
-    sums = np.empty((count, dim), np.float32)
-    row = np.empty(dim, np.float64)
-    flat = grads.reshape(n * dim)
-    start = 0
-    for j in range(count):
-        stop = ends[j]
-        if start + 8 < n:
-            prefetch(flat, np.int64(order[start + 8]) * dim)
-        if stop - start == 1:
-            for c in range(dim):
-                sums[j, c] = grads[order[start], c]
-        else:
-            row[:] = 0.0
-            for at in range(start, stop):
-                for c in range(dim):
-                    row[c] += np.float64(grads[order[at], c])
-            for c in range(dim):
-                sums[j, c] = np.float32(row[c])
-        start = stop
-    return sums

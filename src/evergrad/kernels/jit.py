@@ -17,9 +17,12 @@ from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
+from numba.np.arrayobj import populate_array
 from numpy.typing import NDArray
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+Integer = int | np.int64 | np.int32
+"""Whole numbers inside kernels."""
 
 _compile: Any = njit
 _COUNT_NO_REFERENCES = {"_nrt": False}
@@ -54,6 +57,9 @@ def pair(dtype: Any) -> Any:
 
 def record(named_tuple: type, *fields: Any) -> Any:
     """The type of a named tuple with fields of these types."""
+    if len(set(fields)) == 1:
+        uniform_type: Any = types.NamedUniTuple
+        return uniform_type(fields[0], len(fields), named_tuple)
     tuple_type: Any = types.NamedTuple
     return tuple_type(fields, named_tuple)
 
@@ -90,6 +96,42 @@ def slicing(function: Function) -> Function:
     return cast(Function, decorate(function))
 
 
+_pack: Any = cgutils.pack_array
+_populate: Any = populate_array
+
+
+def _array_at(dtype: Any) -> Any:
+    array_type = types.Array(dtype, 1, "C", aligned=False)
+
+    @intrinsic
+    def make(typing_context: Any, address: Any, size: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            address, size = arguments
+            view = context.make_array(array_type)(context, builder)
+            item_bytes = context.get_constant(types.intp, dtype.bitwidth // 8)
+            data = builder.inttoptr(address, view.data.type)
+            shape, strides = (_pack(builder, [n]) for n in (size, item_bytes))
+            _populate(view, data, shape, strides, item_bytes, None)
+            return view._getvalue()
+
+        return array_type(types.int64, types.int64), generate
+
+    return make
+
+
+floats_at = cast(Callable[[Integer, Integer], NDArray[np.float32]], _array_at(f32))
+"""Inside kernels only: the array of so many float32 at an address. Nothing is checked: the caller vouches for both."""
+
+int32s_at = cast(Callable[[Integer, Integer], NDArray[np.int32]], _array_at(i32))
+"""As `floats_at`, of int32."""
+
+int64s_at = cast(Callable[[Integer, Integer], NDArray[np.int64]], _array_at(i64))
+"""As `floats_at`, of int64."""
+
+bytes_at = cast(Callable[[Integer, Integer], NDArray[np.uint8]], _array_at(u8))
+"""As `floats_at`, of bytes."""
+
+
 @intrinsic
 def _prefetch(typing_context: Any, array: Any, index: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -117,7 +159,7 @@ def _fused(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
 fused = cast(Callable[[Any, Any, Any], np.float32], _fused)
 """Inside kernels only: a * b + c of float32, rounded once; by the processor, or on one that cannot by the C library."""
 
-prefetch = cast(Callable[[NDArray[Any], int | np.int64], None], _prefetch)
+prefetch = cast(Callable[[NDArray[Any], Integer], None], _prefetch)
 """Inside kernels only: start loading the cache line of `array[index]` of a 1-D array; any index is safe.
 
 Into the second-level cache: the first has few places for lines on their way, which are then the limit, and it costs

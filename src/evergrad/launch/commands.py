@@ -1,8 +1,10 @@
 """The command line of each process of a job: the contract between the launcher and the roles."""
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+import msgspec
 
 from evergrad.launch.processes import Command
 from evergrad.messages import Address, Role
@@ -25,16 +27,18 @@ class Plan:
     checkpoints: str | None = None
     resume: str = "auto"
     max_failures: int | None = None
+    standby: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Programs:
-    """How each role and the compiler of kernels is started; its options follow."""
+    """How each role, the compiler of kernels and a trainer to be is started; its options follow."""
 
     master: tuple[str, ...] = (sys.executable, "-m", "evergrad.master")
     pserver: tuple[str, ...] = (sys.executable, "-m", "evergrad.pserver")
     trainer: tuple[str, ...] = (sys.executable, "-m", "evergrad.trainer")
     warm: tuple[str, ...] = (sys.executable, "-m", "evergrad.kernels.warm")
+    standby: tuple[str, ...] = (sys.executable, "-m", "evergrad.job.standby")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +87,13 @@ class Commands:
         """A trainer; what it prints is shown."""
         name = self.trainer_name(index)
         seed = () if self.plan.seed is None else ("--seed", str(self.plan.seed))
-        argv = (*self.programs.trainer, *self._joining(master, name), *seed, self.plan.script, *self.plan.args)
-        return self._command(name, Role.TRAINER, argv, echo=True)
+        options = (*self._joining(master, name), *seed, self.plan.script, *self.plan.args)
+        command = self._command(name, Role.TRAINER, (*self.programs.trainer, *options), echo=True)
+        return replace(command, told=msgspec.json.encode(options) + b"\n")
+
+    def standby(self) -> Command:
+        """A process that becomes any of the trainers when it is told."""
+        return replace(self._command("standby", Role.TRAINER, self.programs.standby, echo=True), waits=True)
 
     def trainer_name(self, index: int) -> str:
         """What people call the launcher's own trainers."""

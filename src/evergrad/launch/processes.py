@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from evergrad.messages import Role
 
@@ -27,13 +28,18 @@ Echo = Callable[[str, str], None]
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What to start. `log` takes all that the process writes; `echo` says whether the console shows it too."""
+    """What to start. `log` takes all that the process writes; `echo` says whether the console shows it too.
+
+    A process that `waits` does so until `become` tells it who it is. `told`: the line that tells one to be this.
+    """
 
     name: str
     role: Role
     argv: tuple[str, ...]
     log: Path
     echo: bool
+    waits: bool = False
+    told: bytes = b""
 
 
 def environment(base: Mapping[str, str]) -> dict[str, str]:
@@ -50,11 +56,12 @@ class Process:
 
     def __init__(self, command: Command, echo: Echo) -> None:
         self.command = command
-        self._log = command.log.open("ab", buffering=0)
+        self._logs = contextlib.ExitStack()
+        self._log = self._open_log(command)
         try:
             self._popen = self._start()
         except OSError:
-            self._log.close()
+            self._logs.close()
             raise
         self.pid = self._popen.pid
         self._reader = threading.Thread(
@@ -67,7 +74,7 @@ class Process:
         return subprocess.Popen(
             self.command.argv,
             bufsize=0,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE if self.command.waits else subprocess.DEVNULL,
             stdout=subprocess.PIPE if self.command.echo else self._log,
             stderr=subprocess.STDOUT,
             env=environment(os.environ),
@@ -83,6 +90,20 @@ class Process:
         status = self._popen.wait()
         self._close()
         return status
+
+    def become(self, command: Command) -> bool:
+        """Tell a process that waits to be this command's from now on; returns whether it could be told."""
+        pipe = self._popen.stdin
+        assert pipe is not None
+        before = self.command, self._log
+        self.command, self._log = command, self._open_log(command)
+        try:
+            pipe.write(command.told)
+            pipe.close()
+        except OSError:  # it has ended
+            self.command, self._log = before
+            return False
+        return True
 
     def terminate(self) -> None:
         """Ask the process to leave."""
@@ -100,9 +121,15 @@ class Process:
     def _close(self) -> None:
         if self._reader.is_alive():
             self._reader.join(PIPE_GRACE_S)
+        if self._popen.stdin is not None:
+            with contextlib.suppress(OSError):
+                self._popen.stdin.close()
         # Whoever left the group and still holds the pipe keeps its reader, a daemon thread, and the log open.
         if not self._reader.is_alive():
-            self._log.close()
+            self._logs.close()
+
+    def _open_log(self, command: Command) -> IO[bytes]:
+        return self._logs.enter_context(command.log.open("ab", buffering=0))
 
     def _pass_on(self, echo: Echo) -> None:
         pipe = self._popen.stdout

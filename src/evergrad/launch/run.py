@@ -19,6 +19,7 @@ from evergrad.launch.jobfile import JobFile
 from evergrad.launch.link import MasterLink
 from evergrad.launch.processes import Command, Process
 from evergrad.launch.signals import Signals
+from evergrad.launch.standby import Standby
 from evergrad.messages import Address, Exited, Role, Status, StopJob
 from evergrad.wire.transport import Network, new_member
 
@@ -92,7 +93,7 @@ class Launcher:
     """One job's processes.
 
     Invariants:
-        1. `_processes` holds every process started and not yet reaped; it is empty when `run` returns or raises.
+        1. `_processes` and `_standby` hold every process started and not yet reaped: none when `run` returns or raises.
         2. `_outcome` is set once and never changed: the first cause is the one reported.
     """
 
@@ -106,6 +107,7 @@ class Launcher:
         self._confirm_by: dict[str, float] = {}
         self._restarts: defaultdict[str, list[float]] = defaultdict(list)
         self._uncounted: set[str] = set()
+        self._standby = Standby(commands.standby(), self._started) if commands.plan.standby else None
         self._link: MasterLink | None = None
         self._phase = Phase.STARTING
         self._deadline = float("inf")
@@ -169,7 +171,11 @@ class Launcher:
             self._turn()
 
     def _start_process(self, command: Command) -> None:
-        self._processes[command.name] = Process(command, lambda name, line: self._console.line(f"{name} | {line}"))
+        ready = self._standby.become(command) if self._standby and command.told else None
+        self._processes[command.name] = ready or self._started(command)
+
+    def _started(self, command: Command) -> Process:
+        return Process(command, lambda name, line: self._console.line(f"{name} | {line}"))
 
     def _job(self, address: Address) -> JobFile:
         plan = self._commands.plan
@@ -190,6 +196,7 @@ class Launcher:
             self._on_signal(number, now)
         self._reap(now)
         self._start_due(now)
+        self._keep_ready(now)
         self._talk(now)
         self._confirm(now)
         self._press(now)
@@ -230,6 +237,8 @@ class Launcher:
 
     def _on_end(self, process: Process, status: int, now: float) -> None:
         command = process.command
+        if command.waits:
+            return
         if command.role is Role.LAUNCHER:
             if status:
                 self._finish(decide.FAILED, f"the kernels could not be compiled; see {command.log}")
@@ -304,6 +313,11 @@ class Launcher:
                     self._restarts[name].append(now)
                 self._start_process(command)
 
+    def _keep_ready(self, now: float) -> None:
+        """Once training has begun, so that the start is not slowed down, a process for the trainer that dies next."""
+        if self._standby and self._phase is Phase.RUNNING and self.status and self.status.epoch >= 0:
+            self._standby.turn(now)
+
     def _confirm(self, now: float) -> None:
         if self._phase is not Phase.RUNNING:
             return
@@ -355,6 +369,7 @@ class Launcher:
         return bool(is_told) and list(self._processes) == ["master"]
 
     def _kill_all(self) -> None:
+        self._end_standby()
         for process in self._processes.values():
             process.kill()
         while self._processes:
@@ -382,6 +397,14 @@ class Launcher:
 
     def _enter(self, phase: Phase, deadline: float) -> None:
         self._phase, self._deadline = phase, deadline
+        if phase is not Phase.RUNNING:
+            self._end_standby()
+
+    def _end_standby(self) -> None:
+        """From now on it is a process as any other, which is about to end."""
+        if self._standby and (process := self._standby.close()):
+            process.kill()
+            self._processes["standby"] = process
 
 
 def _last_words(log: Path) -> str:

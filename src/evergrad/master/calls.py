@@ -17,6 +17,8 @@ Call = tuple[int, int]
 class Evaluation:
     """An evaluation under way: its tasks, and the totals of those done, added up in the order of tasks."""
 
+    title = "a task of the evaluation"
+
     def __init__(self, data: DataSpec, numbers: AttemptNumbers) -> None:
         self.data = data
         self.totals: dict[str, Partial] = {}  # once done, of kind "sum": what there is to know, and no more
@@ -80,6 +82,8 @@ class Evaluation:
 
 class Saving:
     """A model to be saved by one trainer, the leader."""
+
+    title = "the saving of the model"
 
     def __init__(self, path: str, numbers: AttemptNumbers) -> None:
         self.path = path

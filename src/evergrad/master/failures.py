@@ -15,8 +15,8 @@ class Failures:
     """Counts exceptions.
 
     A task in which the script has raised `max_failures` times is set aside. The job fails when that is no help: when
-    the script raises more often than that before anything was ever done, when `IN_A_ROW` tasks were set aside with none
-    done in between, or when there are more than `MOST_SET_ASIDE`.
+    the script has raised in two tasks before any was ever done, as one with a slip in it does, when `IN_A_ROW` tasks
+    were set aside with none done in between, or when there are more than `MOST_SET_ASIDE`.
 
     Cost: what is said of each task set aside.
     """
@@ -25,7 +25,7 @@ class Failures:
         self.set_aside: list[SetAside] = []
         self._max_failures = max_failures
         self._is_anything_done = False
-        self._raised = 0
+        self._first: str | None = None
         self._in_a_row = 0
 
     def done(self) -> None:
@@ -38,12 +38,12 @@ class Failures:
 
     def note(self, failed: Failed, error: str) -> str | None:
         """The script has raised `error`; returns why the job has failed by that, None if it has not."""
-        self._raised += 1
+        self._first = self._first or failed.where
         if self.is_last(failed):
             self.set_aside.append(SetAside(failed.where, failed.samples, error))
             self._in_a_row += 1
-        if not self._is_anything_done and self._raised > self._max_failures:
-            return f"the script has raised {self._raised} times and not done a single task"
+        if not self._is_anything_done and failed.where != self._first:
+            return "the script has raised in two tasks, and none was ever done"
         if self._in_a_row >= IN_A_ROW:
             return f"{IN_A_ROW} tasks were set aside, and none was done in between"
         if len(self.set_aside) > MOST_SET_ASIDE:

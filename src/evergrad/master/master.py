@@ -64,6 +64,7 @@ from evergrad.messages import (
     Term,
     TrainDone,
     Unknown,
+    WantBatch,
     WantEnd,
     Written,
 )
@@ -166,7 +167,7 @@ class Master:
         A tick that comes late shows that this process was paused, in which time it heard nobody.
         """
         if self._ticked_s is not None and now_s - self._ticked_s > PAUSE_S:
-            self.members.excuse(now_s - self._ticked_s)
+            self.members.excuse(now_s - self._ticked_s, now_s)
             if self._script is not None:
                 self._script.training.excuse(now_s - self._ticked_s)
         self._ticked_s = now_s
@@ -213,7 +214,7 @@ class Master:
 
     def _answers(self, now_s: float) -> list[Send]:
         """Invariant 3."""
-        sends = self._release_held()
+        sends = self._release_held(now_s)
         for member, (_, message) in list(self._waiting.items()):
             if self._held is not None or not self._recovery.is_recorded:
                 break
@@ -222,10 +223,10 @@ class Master:
                 continue
             self._recovery.record()
             self._held = member, answered
-            sends += self._release_held()
+            sends += self._release_held(now_s)
         return sends
 
-    def _release_held(self) -> list[Send]:
+    def _release_held(self, now_s: float) -> list[Send]:
         """Hand the answer held back out, if what it follows from is written."""
         if self._held is None or not self._recovery.is_recorded:
             return []
@@ -235,6 +236,7 @@ class Master:
             return []
         del self._waiting[member]
         self._answered[member] = answer
+        self.members[member].answered_s = now_s
         return [Send(waiting[0], answer)]
 
     def _decide(self, now_s: float) -> None:
@@ -272,7 +274,7 @@ class Master:
                 return Refused(join.request, reason)
             if join.role is Role.PSERVER and not self._takes_place(join, now_s):
                 return None
-            state = MemberState(join.member, join.role, join.name, join.pid, now_s)
+            state = MemberState(join.member, join.role, join.name, join.pid, now_s, answered_s=now_s)
             state.numerics, state.place, state.address = join.numerics, join.place, join.address
             self._progress.note_numerics(state)
             self._progress.log_event(f"{state.name} has joined with pid {state.pid}")
@@ -474,6 +476,8 @@ class Master:
             return Unknown(ask.request)
         if not recovery.are_restored or not recovery.is_whole or self._stopping is not None:
             return None
+        if isinstance(ask.want, WantBatch) and recovery.are_behind:
+            return None
         now = Now(now_s, ask.request, self._term, recovery.generations.number)
         return recovery.script.next(ask, ask.want, now, self._leads)
 
@@ -540,8 +544,8 @@ class Master:
         """How the job goes."""
         paused = {member: since_s for member, (_, _, since_s) in self._pausing.items()}
         overview = Overview(
-            self._settings, self._term, self._recovery, self.members, self._failures, self._progress, self._finished, paused,
-            self.is_over, self.has_ended, self.failure,
+            self._settings, self._term, self._recovery, self.members, self._failures, self._progress, self._finished,
+            paused, set(self._waiting), self.is_over, self.has_ended, self.failure,
         )  # fmt: skip
         return overview.status(request, dict(self.counters + self.members.counters()), now_s)
 

@@ -10,7 +10,10 @@ from evergrad.messages import Address, Member, MemberStatus, Place, PserverAt, R
 
 @dataclass(slots=True)
 class MemberState:
-    """A member. `seen_s` is when it was last heard of (infinity: not yet), `idle_s` how long its loop stood then."""
+    """A member. `seen_s` is when it was last heard of (infinity: not yet), `idle_s` how long its loop stood then.
+
+    `answered_s` is when it joined or was last answered what to do.
+    """
 
     member: Member
     role: Role
@@ -20,6 +23,7 @@ class MemberState:
     numerics: str = ""
     place: Place | None = None
     address: Address | None = None
+    answered_s: float = 0.0
     idle_s: float = 0.0
     counters: dict[str, int] = field(default_factory=dict)
 
@@ -96,10 +100,10 @@ class Members:
         for member in self._members.values():
             member.seen_s = min(now, member.seen_s)
 
-    def excuse(self, seconds: float) -> None:
-        """Nobody could be heard for so long, since the master itself did not listen."""
+    def excuse(self, seconds: float, now: float) -> None:
+        """Nobody could be heard for so long until now, since the master itself did not listen."""
         for member in self._members.values():
-            member.seen_s += seconds
+            member.seen_s = min(member.seen_s + seconds, now)
 
     def trainers(self) -> list[MemberState]:
         """The trainers, first joined first."""

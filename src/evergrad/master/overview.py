@@ -11,12 +11,15 @@ from evergrad.master.script import SLOW_S
 from evergrad.master.settings import Settings
 from evergrad.messages import Member, Place, Request, Status, Term
 
+SILENT_S = 2.0
+"""A pserver not heard of for longer is shown as waited for."""
+
 
 class Overview(NamedTuple):
     """Reads the parts of a master.
 
-    `paused` are those who wait for a slower trainer, with the time since when; `is_over` and `has_ended`: the job is
-    over, and the record says so.
+    `paused` are those who wait for a slower trainer, with the time since when; `waiting` those whose ask waits;
+    `is_over` and `has_ended`: the job is over, and the record says so.
     """
 
     settings: Settings
@@ -27,6 +30,7 @@ class Overview(NamedTuple):
     shown: Shown
     finished: set[Member]
     paused: dict[Member, float]
+    waiting: set[Member]
     is_over: bool
     has_ended: bool
     failure: str | None
@@ -70,7 +74,7 @@ class Overview(NamedTuple):
             return "forming"
         if not (self.recovery.are_restored and self.recovery.is_whole):
             return "restoring"
-        return "training" if script is not None and not script.training.is_idle else "between epochs"
+        return script.phase() if script is not None else "restoring"
 
     def waiting_for(self, now_s: float) -> str:
         """Who is waited for and why, or nothing."""
@@ -88,10 +92,13 @@ class Overview(NamedTuple):
             return "the record to be written"
         if recovery.script is not None and recovery.found is None:
             return "the checkpoints to be looked through"
+        silent = [place for place, p in sorted(self.members.pservers().items()) if now_s - p.seen_s > SILENT_S]
+        if silent:
+            return f"pserver {silent[0]}, which is silent"
         pservers = recovery.generations.pservers
         if pservers is not None and (told := pservers.waits_for(now_s - SLOW_S)):
             return f"pserver {told[0]} to acknowledge what it was told"
-        return self._slow_trainer(now_s) or self._gate()
+        return self._slow_trainer(now_s) or self._gate() or self._idle_script(now_s)
 
     def _slow_trainer(self, now_s: float) -> str:
         paused = [member for member, since_s in self.paused.items() if now_s - since_s > SLOW_S]
@@ -102,8 +109,14 @@ class Overview(NamedTuple):
         slow = script.slow_task(now_s) if script is not None else None
         if slow is None:
             return ""
-        index, member, since_s = slow
-        return f"task {index} at {self._name(member)} for {since_s:.0f} s"
+        what, member, seconds = slow
+        has_begun = script is not None and script.training.number >= 0
+        return f"{what} at {self._name(member)} for {seconds:.0f} s" if has_begun else f"{what} at {self._name(member)}"
+
+    def _idle_script(self, now_s: float) -> str:
+        """The trainer that has longest been left to its script, which asks for nothing."""
+        left = [t for t in self.members.trainers() if t.member not in self.waiting and t.answered_s < now_s - SLOW_S]
+        return f"{min(left, key=lambda t: t.answered_s).name} to go on in its script" if left else ""
 
     def _gate(self) -> str:
         """The checkpoint without which nothing goes on."""

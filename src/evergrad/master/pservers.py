@@ -30,7 +30,8 @@ class Pservers:
 
     Whatever is told them is told again until they acknowledge it, one thing after the other. As a rule one commit is
     under way at a time, because a trainer pulls a step's version from every pserver before it pushes for that step;
-    a batch that needs nothing of the model and trains nothing may be done before.
+    a batch that needs nothing of the model and trains nothing may be done before. While a pserver has two commits to
+    acknowledge, no batch is handed out (`are_behind`).
     """
 
     def __init__(
@@ -90,6 +91,11 @@ class Pservers:
     def have_acknowledged(self) -> bool:
         """Whether they have acknowledged all they were told."""
         return not any(self._open.values())
+
+    @property
+    def are_behind(self) -> bool:
+        """Whether one of them has more than one thing to acknowledge."""
+        return any(len(told) > 1 for told in self._open.values())
 
     def waits_for(self, since_s: float) -> list[Place]:
         """The places that have had something to acknowledge since then."""

@@ -150,6 +150,11 @@ class Recovery:
         """Whether the pservers of the present generation are all there; before the first there are none."""
         return self._members.present() == self.generations.at
 
+    @property
+    def are_behind(self) -> bool:
+        """Whether a pserver has so much to acknowledge that no batch is handed out."""
+        return self.generations.pservers is not None and self.generations.pservers.are_behind
+
     def form(self, present: tuple[PserverAt, ...], now_s: float) -> None:
         """Begin, start or take over a generation when its time has come."""
         generations = self.generations

@@ -361,15 +361,25 @@ class Script:
 
     # -- status --------------------------------------------------------------------------------------------------------
 
-    def slow_task(self, now_s: float) -> tuple[int, Member, float] | None:
-        """The task pending longest, who holds it and for how long, if that is long."""
-        epoch = self.training.epoch
-        pending = [*(epoch.waits_for() if epoch is not None else {}).items()]
-        pending += [held for call in self._open_calls() for held in call.waits_for().items()]
+    def phase(self) -> str:
+        """What is under way, in a word or two."""
+        if not self._is_initialized:
+            return "starting"
+        if calls := self._open_calls():
+            return "saving" if isinstance(calls[0], Saving) else "evaluating"
+        return "between epochs" if self.training.is_idle else "training"
+
+    def slow_task(self, now_s: float) -> tuple[str, Member, float] | None:
+        """What has been pending longest, who holds it and for how long, if that is long."""
+        pending = [("the initial values", *held) for held in self._initial.pending().values()]
+        if self.training.epoch is not None:
+            pending += [(f"task {index}", *held) for index, held in self.training.epoch.waits_for().items()]
+        for call in self._open_calls():
+            pending += [(call.title, *held) for held in call.waits_for().values()]
         if not pending:
             return None
-        index, (member, since_s) = min(pending, key=lambda item: item[1][1])
-        return (index, member, now_s - since_s) if now_s - since_s > SLOW_S else None
+        what, member, since_s = min(pending, key=lambda held: held[2])
+        return (what, member, now_s - since_s) if now_s - since_s > SLOW_S else None
 
 
 def _other_data(what: str, first: DataSpec, other: DataSpec) -> str:

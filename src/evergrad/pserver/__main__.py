@@ -6,6 +6,7 @@ import time
 from math import inf
 
 from evergrad.errors import Fenced
+from evergrad.heap import keep_freed_memory
 from evergrad.kernels.warm import warm
 from evergrad.messages import Address, AnyMessage, Join, Member, Place, Request, Role, Send
 from evergrad.pserver.background import Saver
@@ -88,6 +89,7 @@ def main() -> int:
     options = parser.parse_args()
     limit_bytes = parse_bytes(options.memory) if options.memory else None
     log_to_stderr()
+    keep_freed_memory()
     warm()
     room = room_within(limit_bytes) if limit_bytes is not None else lambda: inf
     name = options.name or f"pserver-{options.place}"

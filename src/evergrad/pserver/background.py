@@ -2,6 +2,7 @@
 
 import queue
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple
@@ -33,11 +34,12 @@ class ToWrite(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """What came of a piece: its files, or why there are none."""
+    """What came of a piece: its files, or why there are none; and how long a processor worked on it."""
 
     serial: int
     files: tuple[FileInfo, ...] = ()
     failure: str | None = None
+    processor_s: float = 0.0
 
 
 class Facts(NamedTuple):
@@ -117,9 +119,11 @@ class Saver:
         try:
             while (job := self._waiting.get()) is not None:
                 self._writing = job.serial
+                began_s = time.thread_time()
                 with suppress(Unwanted):
                     self._check_wanted()
-                    self._results.put(self._written(job))
+                    saved = self._written(job)
+                    self._results.put(saved._replace(processor_s=time.thread_time() - began_s))
                 del job  # or its piece would stay until the next one comes
         except BaseException as exc:  # the loop raises it
             self._results.put(exc)

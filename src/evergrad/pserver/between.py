@@ -1,6 +1,7 @@
 """What a pserver's process does between requests: it copies slices of a cut for a thread to write, and loads pieces."""
 
 import logging
+import os
 import time
 from collections.abc import Callable
 
@@ -12,12 +13,12 @@ from evergrad.pserver.pserver import Pserver
 
 log = logging.getLogger("evergrad.pserver")
 
-SLICE_BYTES = 1 << 20
-"""So much is copied for a checkpoint before requests are looked at again: about a millisecond."""
+SLICE_BYTES = 1 << 19
+"""So much is copied for a checkpoint before requests are looked at again: about half a millisecond."""
 SHARE = 0.05
-"""So much of the loop's time goes into that while trainers ask for something, ..."""
+"""While trainers ask for something, copying takes so much of the loop's time and writing of each other processor's ..."""
 QUIET_S = 0.2
-"""... and all of it when none has for so long."""
+"""... and both take all there is when none has asked for so long."""
 LOOK_S = 0.005
 """How often to look whether a thread is ready for more."""
 
@@ -30,6 +31,7 @@ class Between:
         saver: writes its pieces.
         load: begins to read what it is to load.
         clock: seconds, counted from anywhere.
+        processors: how many this process may use.
     """
 
     def __init__(
@@ -38,11 +40,15 @@ class Between:
         saver: Saver,
         load: Callable[[Restore], Loader] = Loader,
         clock: Callable[[], float] = time.monotonic,
+        processors: int | None = None,
     ) -> None:
         self._pserver, self._saver = pserver, saver
         self._begin_load, self._clock = load, clock
+        self._others = max((processors or len(os.sched_getaffinity(0))) - 1, 1)
         self._loader: Loader | None = None
-        self._load_began_s = self._asked_s = self._next_slice_s = 0.0
+        self._load_began_s = self._asked_s = 0.0
+        self._copy_s = self._write_s = 0.0
+        """When the next slice may be copied with regard to the loop's time, and with regard to other processors'."""
 
     @property
     def is_busy(self) -> bool:
@@ -72,24 +78,25 @@ class Between:
             self._loader.close()
 
     def _save(self, now_s: float) -> tuple[list[Send], float | None]:
-        sends = self._results()
+        sends = self._results(now_s)
         is_quiet = now_s - self._asked_s > QUIET_S
-        if not is_quiet and now_s < self._next_slice_s:
-            return sends, self._next_slice_s - now_s
+        wait_s = max(self._copy_s, self._write_s) - now_s
+        if not is_quiet and wait_s > 0:
+            return sends, wait_s
         has_worked = self._pserver.release()
         if self._pserver.serial is not None and self._saver.has_room:
             self._copy_slice(self._pserver.serial)
             has_worked = True
+        if not has_worked:
+            return sends, LOOK_S if self._pserver.saving is not None else None
         ended_s = self._clock()
-        wait_s = (ended_s - now_s) * (1 / SHARE - 1)
-        self._next_slice_s = ended_s + wait_s
-        if has_worked:
-            return sends, 0.0 if is_quiet else wait_s
-        return sends, LOOK_S if self._pserver.saving is not None else None
+        self._copy_s = now_s + (ended_s - now_s) / SHARE
+        return sends, 0.0 if is_quiet else max(self._copy_s, self._write_s) - ended_s
 
-    def _results(self) -> list[Send]:
+    def _results(self, now_s: float) -> list[Send]:
         sends = []
         for saved in self._saver.results():
+            self._write_s = max(self._write_s, now_s) + saved.processor_s / (SHARE * self._others)
             if saved.failure is None:
                 sends += self._pserver.piece_written(saved.serial, saved.files)
             else:

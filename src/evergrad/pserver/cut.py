@@ -5,7 +5,7 @@ import numpy as np
 from evergrad.checkpoint.pieces import Notes, RowsPiece
 from evergrad.errors import InvariantError
 from evergrad.kernels import cut, index
-from evergrad.kernels.arrays import Rows
+from evergrad.kernels.arrays import Integers, Rows
 from evergrad.kernels.aside import FROM, TOP, Aside, words_needed
 from evergrad.messages import Floats, Keys
 from evergrad.pserver.arena import Pages
@@ -52,8 +52,15 @@ class TableCut:
             np.empty(0, np.float32),
             np.empty(0, np.int32),
         )
+        self._scratch = np.empty(0, np.int64)
         self._piece: RowsPiece | None = None
         self._rows = self._candidates = 0
+
+    def scratch(self, size: int) -> Integers:
+        """Room for so many numbers, to be used at once: memory taken anew each time would cost more than its use."""
+        if self._scratch.size < size:
+            self._scratch = np.empty(2 * size, np.int64)
+        return self._scratch[:size]
 
     @property
     def is_handed_out(self) -> bool:

@@ -4,9 +4,11 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from evergrad.checkpoint.pieces import PIECE_BYTES, DensePiece, Piece, RowsPiece
 from evergrad.errors import CheckpointError
-from evergrad.messages import AnyArray, ExportPart, Floats, GroupGrads, Keys, Schema, TableGrads, TableKeys
+from evergrad.messages import AnyArray, ExportPart, Floats, GroupGrads, Schema, TableGrads, TableKeys
 from evergrad.placement import slots_owned, span_owned
 from evergrad.pserver.cut import TableCut
 from evergrad.pserver.dense import DenseGroup
@@ -41,14 +43,25 @@ class Model:
         self._schema = schema
         self._tables = [Table(spec, schema.seed, slots) for spec in schema.tables]
         self._row_bytes = [4 * spec.dim * (1 + spec.rule.state_width) + INDEX_BYTES for spec in schema.tables]
+        self._dims = [spec.dim for spec in schema.tables]
         spans = [span_owned(spec.size, place, places) for spec in schema.groups]
         self._groups = [DenseGroup(spec, span) for spec, span in zip(schema.groups, spans, strict=True)]
         self._slots_missing = [len(slots)] * len(schema.tables)
         self._elements_missing = [len(span) for span in spans]
 
-    def rows(self, table: int, keys: Keys, evaluating: bool) -> Floats:
-        """The rows of these keys, shape (n, dim); an unseen key is answered with its first value and not made."""
-        return self._tables[table].pull(keys, evaluating)
+    def rows(self, asked: Sequence[TableKeys], evaluating: bool) -> tuple[Floats, ...]:
+        """The rows of these keys, shape (n, dim) each; an unseen key is answered with its first value and not made.
+
+        They lie side by side in one array, so that they go out as one.
+        """
+        room = np.empty(sum(a.keys.size * self._dims[a.table] for a in asked), np.float32)
+        rows, start = [], 0
+        for a in asked:
+            stop = start + a.keys.size * self._dims[a.table]
+            out = room[start:stop].reshape(a.keys.size, self._dims[a.table])
+            rows.append(self._tables[a.table].pull(a.keys, evaluating, out))
+            start = stop
+        return tuple(rows)
 
     def span(self, group: int) -> AnyArray:
         """This place's span of a dense group; never changed afterwards."""

@@ -32,6 +32,10 @@ class Parts:
         whole: P = _joined([parts[i] for i in sorted(parts)])
         return whole
 
+    def has(self, key: Hashable, part: int) -> bool:
+        """Whether this part is here already, of a push that is not complete yet."""
+        return part in self._open.get(key, ())
+
     def forget(self, is_passed: Callable[[Any], bool]) -> None:
         """The pushes known by keys of which this is true are not wanted any more."""
         self._open = {key: parts for key, parts in self._open.items() if not is_passed(key)}

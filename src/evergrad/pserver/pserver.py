@@ -440,7 +440,7 @@ class Pserver:
         reasons += [admission.refuse_span(span) for span in pull.groups]
         if reason := next((reason for reason in reasons if reason), None):
             return self._refused(pull.request, reason)
-        rows = tuple(admission.encoded(model.rows(t.table, t.keys, pull.evaluating)) for t in pull.tables)
+        rows = tuple(admission.encoded(rows) for rows in model.rows(pull.tables, pull.evaluating))
         groups = tuple(model.span(g.group)[g.start : g.stop] for g in pull.groups)
         return Pulled(pull.request, self._version, rows, groups)
 
@@ -451,7 +451,7 @@ class Pserver:
             self.counters["pushes for a committed step"] += 1
             return self._stale(push.request)
         key = (push.task, push.attempt)
-        if key in self._staged:
+        if key in self._staged or self._parts.has(key, push.part):
             self.counters["repeated pushes"] += 1
             return Pushed(push.request)
         push = msgspec.structs.replace(push, tables=admission.decoded(push.tables))
@@ -503,7 +503,7 @@ class Pserver:
 
     def _begin_epoch(self, epoch: int) -> None:
         if self._batches.begin(epoch):
-            self._parts.clear()
+            self._parts.forget(lambda key: key[1] < epoch)
 
     def _full(self, push: Push | PushBatch, model: Model) -> Full | None:
         needed, room = model.bytes_needed(push.tables) + self._promised_bytes, self._room()

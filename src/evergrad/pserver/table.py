@@ -70,19 +70,21 @@ class Table:
         """How often it was updated."""
         return self._updates
 
-    def pull(self, keys: Keys, evaluating: bool) -> Floats:
+    def pull(self, keys: Keys, evaluating: bool, out: Floats | None = None) -> Floats:
         """Copy the rows of `keys`; changes nothing.
 
         Args:
             keys: shape (n,); duplicates allowed; all owned by this pserver.
             evaluating: a key without a row yields zeros if the table says so, and its initial value otherwise.
+            out: where to, shape (n, dim); a fresh array if not given.
 
         Returns:
-            Shape (n, dim), row i for `keys[i]`; a fresh array the caller may change.
+            Shape (n, dim), row i for `keys[i]`.
         Cost: n probes, n * dim * 4 bytes copied.
         """
         rows = index.find(self._index, keys)
-        out = np.empty((keys.size, self._spec.dim), np.float32)
+        if out is None:
+            out = np.empty((keys.size, self._spec.dim), np.float32)
         if gather.copy_rows(self._rows.array, self._stride, rows, out):
             first = self._zeros if evaluating and self._spec.unseen_zero else self._first
             gather.fill_missing(rows, keys, first, self._scratch, out)
@@ -329,8 +331,12 @@ class Table:
 
     def _keep(self, keys: Keys, rows: Rows) -> None:
         """Copy what is about to change aside, where a cut shows it."""
-        if self._cut is not None:
-            aside.keep(self._aside(), self._index.first_slot, keys, rows)
+        if self._cut is None:
+            return
+        kept, found = self._aside(), self._cut.scratch(rows.size)
+        count = aside.find_unseen(kept, rows, found)
+        if count:
+            aside.keep(kept, self._index.first_slot, keys, rows, found[:count])
 
     def _enlarge_index(self) -> None:
         entries = max(index.UNIT * len(self._slots), self._entries.array.size)

@@ -26,9 +26,7 @@ class FileStore:
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
         except OSError as exc:
-            raise ConfigError(
-                f"cannot keep the job's record in {folder}: {exc.strerror}; choose another folder"
-            ) from exc
+            raise ConfigError(f"cannot keep the record in {folder}: {exc.strerror}; choose another folder") from exc
         self._take_lock(time.monotonic() + wait_s)
 
     def _take_lock(self, until_s: float) -> None:

@@ -22,6 +22,8 @@ def packed(items: Sequence[tuple[int, int]], limit: int) -> list[list[Piece]]:
 
     Every item is in some bin, an empty one too; a unit larger than the limit has a bin of its own.
     """
+    if sum(count * unit_bytes for count, unit_bytes in items) <= limit:
+        return [[Piece(item, 0, count) for item, (count, _) in enumerate(items)]]
     bins: list[list[Piece]] = [[]]
     room = limit
     for item, (count, unit_bytes) in enumerate(items):

@@ -4,13 +4,16 @@
     frame 1     the message in MessagePack, each array as (number of its frame, type, shape)
     frame 2..   the arrays' bytes, in the order in which the message names them
 
+Messages with an array for each table are packed first (`packed.py`), so that they have a handful of frames.
+
 A process of another version or job has another preamble, so it is told so before anything of it is decoded. The answer
 to it, a refusal, is the one format that never changes: b"EGRD refused" and a sentence in UTF-8.
 """
 
 import hashlib
 from collections.abc import Sequence
-from typing import Any, get_args
+from functools import cache
+from typing import Any, Union, get_args
 
 import msgspec
 import numpy as np
@@ -18,6 +21,7 @@ import numpy as np
 from evergrad.errors import EvergradError
 from evergrad.messages import AnyArray, AnyMessage, Message
 from evergrad.version import VERSION
+from evergrad.wire.packed import on_the_wire, pack, unpack
 
 REFUSED = b"EGRD refused"
 MAX_HEADER_BYTES = 64 << 20
@@ -54,14 +58,13 @@ class Codec:
         self._in: Sequence[Frame] = ()
         self._taken = 0
         self._encoder = msgspec.msgpack.Encoder(enc_hook=self._array_out)
-        self._decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(
-            AnyMessage, dec_hook=self._array_in
-        )
+        kinds = tuple(on_the_wire(kind) for kind in get_args(AnyMessage))
+        self._decoder = msgspec.msgpack.Decoder(Union[kinds], dec_hook=self._array_in)  # noqa: UP007  # made of a list
 
     def encode(self, message: Message) -> list[Frame]:
         """The frames of a message."""
         self._out = []
-        header = self._encoder.encode(message)
+        header = self._encoder.encode(pack(message))
         return [self._preamble, header, *(a.data.cast("B") if a.size else b"" for a in self._out)]
 
     def is_ours(self, frames: Sequence[Frame]) -> bool:
@@ -80,8 +83,8 @@ class Codec:
             raise Malformed(f"a header of {len(frames[1])} bytes; at most {MAX_HEADER_BYTES} are read")
         self._in, self._taken = frames[2:], 0
         try:
-            message = self._decoder.decode(frames[1])
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
+            message = unpack(self._decoder.decode(frames[1]))
+        except (msgspec.MsgspecError, ValueError, RecursionError) as exc:
             raise Malformed(str(exc)) from None
         finally:
             left, self._in = len(self._in) - self._taken, ()
@@ -122,6 +125,7 @@ class Codec:
         return np.frombuffer(frame, dtype=dtype).reshape(shape)
 
 
+@cache
 def _dtype_allowed(kind: Any, dtype: np.dtype[Any]) -> bool:
     (wanted,) = get_args(get_args(kind)[1])
     return wanted is Any or np.dtype(wanted) == dtype

@@ -1,0 +1,331 @@
+"""Rules of the protocol, each switched off: what a simulation that can fail must find.
+
+Each is a small change of one role. The words are those of the rule that is broken; `kinds` says what the simulation
+may find to be wrong first.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import NamedTuple
+
+from evergrad.job.local import LocalModel
+from evergrad.master import pservers, training
+from evergrad.master.calls import Evaluation
+from evergrad.master.dispatch import TaskPool
+from evergrad.master.members import Members
+from evergrad.master.pservers import Pservers
+from evergrad.master.script import Script
+from evergrad.master.training import Training
+from evergrad.messages import UpdateName, UpdateSpec
+from evergrad.pserver.parts import Parts
+from evergrad.trainer.exchange import Exchange
+
+from . import broken
+from .faults import Kind
+from .plan import Epoch, Leave, Plan
+from .trouble import Trouble
+from .world import Roles, Schedule
+
+
+class Mutation(NamedTuple):
+    """A rule that is switched off.
+
+    Attributes:
+        breaks: the rule.
+        kinds: what may be found wrong first.
+        roles: the roles without it.
+        patches: attributes of classes or modules that are replaced.
+        rule: the update rule under which this is looked for.
+        plan, trouble: what is not left to the seeds, where it would take hundreds of them.
+    """
+
+    breaks: str
+    kinds: set[Kind]
+    roles: Roles = Roles()
+    patches: tuple[tuple[object, str, object], ...] = ()
+    rule: UpdateName = UpdateName.SYNC
+    plan: Plan | None = None
+    trouble: Trouble | None = None
+
+    def schedule(self, seed: int, is_drawn: bool = False) -> Schedule:
+        """A schedule to look for it in; `is_drawn`: one of those of all others."""
+        if is_drawn:
+            return Schedule.drawn(seed, self.plan.update.name if self.plan is not None else self.rule)
+        return Schedule.drawn(seed, self.rule, self.plan, trouble=self.trouble)
+
+    @contextmanager
+    def switched_off(self) -> Iterator[None]:
+        """The rule is off inside."""
+        before = [(owner, name, getattr(owner, name)) for owner, name, _ in self.patches]
+        for owner, name, value in self.patches:
+            setattr(owner, name, value)
+        try:
+            yield
+        finally:
+            for owner, name, value in before:
+                setattr(owner, name, value)
+
+
+SYNC, ASYNC = UpdateName.SYNC, UpdateName.ASYNC
+STEPS = Plan(UpdateSpec(SYNC, 3))
+ROUNDS = Plan(UpdateSpec(UpdateName.LOCAL_SGD, 2, local_steps=3))
+ROUGH = Trouble(
+    loss=0.1, duplicate=0.2, slow=0.15, lasts=True, mean_s={"crash": 4.0, "freeze trainer": 4.0, "join": 4.0}
+)
+
+MUTATIONS = (
+    # what a pserver applies
+    Mutation(
+        "a commit is applied at its own version only",
+        {Kind.FAILED, Kind.TORN, Kind.BITS, Kind.COUNT},
+        Roles(pserver=broken.AppliesAtAnyVersion),
+    ),
+    Mutation(
+        "a commit is applied once",
+        {Kind.ENDLESS, Kind.CRASHED, Kind.TORN},
+        Roles(pserver=broken.AppliesTwice),
+    ),
+    Mutation(
+        "a commit applies no attempt but those it names",
+        {Kind.COUNT, Kind.BITS},
+        Roles(pserver=broken.AppliesAllItHolds),
+    ),
+    Mutation(
+        "a commit applies all attempts it names",
+        {Kind.COUNT, Kind.BITS},
+        Roles(pserver=broken.AppliesTheFirstPush),
+    ),
+    Mutation(
+        "a step is summed in the order of tasks",
+        {Kind.BITS},
+        Roles(pserver=broken.AppliesInOrderOfArrival),
+    ),
+    Mutation(
+        "a step is the mean over samples, not over who sent them",
+        {Kind.COUNT, Kind.BITS},
+        Roles(pserver=broken.CountsTasks),
+    ),
+    Mutation(
+        "initial values are staged until their commit",
+        {Kind.TORN},
+        Roles(pserver=broken.TakesInitialValuesOnArrival),
+        plan=replace(STEPS, differ_at_first=True),
+    ),
+    # what a pserver holds
+    Mutation(
+        "every attempt is kept until the commit",
+        {Kind.FAILED},
+        Roles(pserver=broken.StagesByTaskAlone),
+    ),
+    Mutation(
+        "a push of a committed step is not staged",
+        {Kind.UNBOUNDED},
+        Roles(pserver=broken.StagesForAnyStep),
+    ),
+    Mutation(
+        "a part that comes twice is one part",
+        {Kind.CRASHED, Kind.FAILED, Kind.COUNT, Kind.BITS},
+        patches=((Parts, "add", broken.count_messages), (Parts, "has", lambda *_: False)),
+    ),
+    Mutation(
+        "the parts of an epoch's pushes outlive the first batch of it",
+        {Kind.ENDLESS},
+        patches=((Parts, "forget", broken.forget_all),),
+        plan=Plan(UpdateSpec(ASYNC, 2), message_bytes=48),
+    ),
+    # what a pserver answers
+    Mutation(
+        "a pull is answered with its version or not at all",
+        {Kind.BITS},
+        Roles(pserver=broken.AnswersPullsAtOnce),
+    ),
+    Mutation(
+        "a pull makes no rows",
+        {Kind.COUNT, Kind.BITS, Kind.SAVED},
+        Roles(pserver=broken.MakesRowsOnPulls),
+    ),
+    Mutation(
+        "a batch that comes again is not applied again",
+        {Kind.COUNT},
+        Roles(pserver=broken.AppliesResentBatches),
+        rule=ASYNC,
+    ),
+    Mutation(
+        "batches are counted by task, whoever sends them",
+        {Kind.COUNT},
+        Roles(pserver=broken.CountsBatchesOfTrainers),
+        rule=ASYNC,
+    ),
+    Mutation(
+        "of a push of several batches all are counted",
+        {Kind.ENDLESS, Kind.COUNT, Kind.FAILED},
+        Roles(pserver=broken.CountsOneBatchAPush),
+        plan=Plan(UpdateSpec(ASYNC, 4, push_every=2)),
+    ),
+    Mutation(
+        "no batch of an epoch that is over is applied",
+        {Kind.EVALUATION, Kind.SAVED},
+        Roles(pserver=broken.AppliesBatchesOfEpochsThatAreOver),
+        plan=replace(
+            Plan(UpdateSpec(ASYNC, 4)), epochs=(Epoch(leave=Leave(1, True), saves=2),), loops=(1,), message_bytes=150
+        ),
+        trouble=ROUGH,
+    ),
+    Mutation(
+        "a step does without what was dropped on all pservers",
+        {Kind.BITS, Kind.COUNT},
+        Roles(pserver=broken.TakesLatePushesAfterAll),
+        plan=Plan(UpdateSpec(SYNC, 3, drop_after_s=0.4)),
+    ),
+    # what a trainer does by itself
+    Mutation(
+        "a task begins without the state of the trainer's last one",
+        {Kind.BITS},
+        patches=((LocalModel, "forget", broken.forget_values_only),),
+        plan=ROUNDS,
+    ),
+    Mutation(
+        "a task begins with what was pulled for it",
+        {Kind.BITS, Kind.CRASHED, Kind.COUNT},
+        patches=((LocalModel, "forget", lambda _: None),),
+        plan=ROUNDS,
+    ),
+    Mutation(
+        "all batches of a task are of one version",
+        {Kind.BITS},
+        Roles(pserver=broken.AnswersPullsAtOnce),
+        plan=ROUNDS,
+    ),
+    Mutation(
+        "a round is the mean over samples, not over who sent them",
+        {Kind.BITS},
+        Roles(pserver=broken.CountsTasks),
+        plan=ROUNDS,
+    ),
+    # what a trainer waits for
+    Mutation(
+        "a push is done when every pserver holds it",
+        {Kind.FAILED},
+        Roles(trainer=broken.WaitsForOneAcknowledgement),
+    ),
+    Mutation(
+        "a batch is done when every pserver has applied it",
+        {Kind.COUNT, Kind.ENDLESS},
+        Roles(trainer=broken.WaitsForOneAcknowledgement),
+        rule=ASYNC,
+    ),
+    Mutation(
+        "a push that one pserver refuses contributes nothing",
+        {Kind.FAILED},
+        Roles(trainer=broken.TakesRefusalsForAnswers),
+    ),
+    Mutation(
+        "a task goes on where the last pserver stands",
+        {Kind.ENDLESS, Kind.COUNT},
+        Roles(trainer=broken.GoesOnWhereTheFirstPserverIs),
+        rule=ASYNC,
+    ),
+    Mutation(
+        "an answer that was taken is let go",
+        {Kind.UNBOUNDED},
+        patches=((Exchange, "receive", broken.keep_answers),),
+    ),
+    # what the master hands out and takes
+    Mutation(
+        "no task of a step is handed out before the last commit is decided",
+        {Kind.ENDLESS},
+        patches=((training, "SyncEpoch", broken.HandsOutEarly),),
+        plan=STEPS,
+        trouble=ROUGH,
+    ),
+    Mutation(
+        "the tasks of a dead trainer go to others",
+        {Kind.ENDLESS, Kind.UNBOUNDED},
+        Roles(master=broken.KeepsTasksOfTheDead),
+    ),
+    Mutation(
+        "the tasks of a dead trainer go to others, in Async too",
+        {Kind.ENDLESS, Kind.UNBOUNDED},
+        Roles(master=broken.KeepsTasksOfTheDead),
+        rule=ASYNC,
+    ),
+    Mutation(
+        "a silent trainer is declared dead",
+        {Kind.ENDLESS},
+        patches=((Members, "silent", lambda *_: []),),
+    ),
+    Mutation(
+        "a report counts for its own attempt",
+        {Kind.FAILED},
+        patches=((TaskPool, "finish", broken.finish_any),),
+    ),
+    Mutation(
+        "a step is complete when all its tasks are done",
+        {Kind.COUNT},
+        patches=((TaskPool, "all_done", broken.none_todo),),
+    ),
+    Mutation(
+        "who asks twice gets the same answer",
+        {Kind.ANSWERS},
+        Roles(master=broken.AnswersAnew),
+    ),
+    # what the master tells the pservers
+    Mutation(
+        "a commit is sent again until it is acknowledged",
+        {Kind.ENDLESS},
+        patches=((pservers, "RESEND_S", 1e9),),
+    ),
+    Mutation(
+        "a commit goes to every pserver",
+        {Kind.ENDLESS, Kind.TORN},
+        patches=((Pservers, "tell", broken.tell_the_first),),
+    ),
+    Mutation(
+        "every pserver acknowledges a commit",
+        {Kind.ENDLESS, Kind.TORN},
+        patches=((Pservers, "committed", broken.acknowledge_for_all),),
+    ),
+    Mutation(
+        "a commit is told after the one before it is acknowledged",
+        {Kind.ENDLESS, Kind.TORN},
+        patches=((Pservers, "tell", broken.tell_the_newest),),
+        plan=replace(STEPS, update=UpdateSpec(SYNC, 1), skips=True),
+    ),
+    # the script
+    Mutation(
+        "who leaves an epoch ends it for all",
+        {Kind.ENDLESS, Kind.UNEXPLAINED},
+        patches=((Script, "take", broken.pass_over_breaks),),
+    ),
+    Mutation(
+        "nothing begins while somebody is at a task of an epoch that was left",
+        {Kind.EVALUATION, Kind.SAVED},
+        patches=((Training, "is_idle", property(broken.is_closed)),),
+        rule=ASYNC,
+    ),
+    Mutation(
+        "an evaluation is added up in the order of tasks",
+        {Kind.EVALUATION},
+        patches=((Evaluation, "finish", broken.finish_in_order_of_arrival),),
+        plan=replace(STEPS, epochs=(Epoch(evaluations=((9, 2), (7, 1))),), loops=(1,)),
+    ),
+    Mutation(
+        "the job ends when every pserver has applied the last step",
+        {Kind.TORN, Kind.BITS},
+        Roles(master=broken.EndsBeforeAllIsApplied),
+        plan=replace(STEPS, epochs=(Epoch(evaluations=()),), loops=(1,), last_saves=0),
+        trouble=ROUGH,
+    ),
+    # what people see, and what is let go
+    Mutation(
+        "the status says who is waited for",
+        {Kind.UNEXPLAINED},
+        Roles(master=broken.SaysNothing),
+    ),
+    Mutation(
+        "what a gone trainer did is forgotten",
+        {Kind.UNBOUNDED},
+        patches=((Script, "release", broken.keep_doing),),
+    ),
+)

@@ -1,0 +1,167 @@
+"""What is noted and checked while a run goes on: what was answered, applied, saved, and who was waited for."""
+
+from collections import Counter, defaultdict
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from evergrad.messages import (
+    INIT_STEP,
+    Agreed,
+    AnyMessage,
+    AsyncTask,
+    Attempt,
+    Commit,
+    Committed,
+    EpochIs,
+    EvalTask,
+    InitTask,
+    Message,
+    Over,
+    Request,
+    SaveTask,
+    Send,
+    SyncTask,
+    TotalsAre,
+)
+
+from . import bounds
+from .faults import Kind
+from .oracle import Call, contents, totals_of
+from .processes import MASTER, Process, PserverProcess
+from .whole import Whole
+
+if TYPE_CHECKING:
+    from .world import World
+
+LOOK_S = 0.5
+STALL_S = 3.0
+"""A job that has stood still for so long says who it waits for."""
+NAMED = ("pserver 0", "pserver 1", "pserver 2", "pserver 3", "a trainer")
+TASKS = InitTask | SyncTask | AsyncTask | EvalTask | SaveTask
+ANSWERS = Agreed | EpochIs | TASKS | Over | TotalsAre
+
+
+class Watch:
+    """Sees all messages and what scripts do.
+
+    Attributes:
+        tasks: what each attempt of a task of training is for.
+        epoch_of: the epoch of each step.
+        commits: what each place has applied, by step.
+        handed_out: how often tasks of a step were handed out, by step.
+        attempts: how many attempts there were at all.
+        saved, results: models saved and totals found, by call.
+        expected_models, expected_totals: what they should have been in `Async`.
+    """
+
+    def __init__(self, world: "World") -> None:
+        self.tasks: dict[Attempt, SyncTask | AsyncTask] = {}
+        self.epoch_of: dict[int, int] = {}
+        self.commits: dict[tuple[int, int], tuple[tuple[int, Attempt], ...]] = {}
+        self.handed_out: Counter[int] = Counter()
+        self.attempts = 0
+        self.saved: dict[Call, list[dict]] = defaultdict(list)
+        self.results: dict[Call, np.ndarray] = {}
+        self.expected_totals: dict[Call, np.ndarray] = {}
+        self.expected_models: dict[Call, dict] = {}
+        self._world = world
+        self._answers: dict[tuple[str, Request], list[bytes]] = {}
+        self._place: tuple = ()
+        self._since_s = 0.0
+        self._heard_s: dict[str, float] = defaultdict(lambda: world.clock.now_s)
+
+    # -- messages ------------------------------------------------------------------------------------------------------
+
+    def sent(self, src: str, to: str, message: Message, frames: list[bytes]) -> None:
+        """A message was sent."""
+        if src != MASTER or not isinstance(message, ANSWERS):
+            return
+        first = self._answers.setdefault((to, message.request), frames)
+        if first is not frames:
+            if first != frames:
+                self._world.fault(Kind.ANSWERS, f"request {message.request} of {to}")
+            return
+        match message:
+            case SyncTask():
+                self.tasks[message.attempt] = message
+                self.epoch_of[message.step] = message.epoch
+                self.handed_out[message.step] += 1
+            case InitTask():
+                self.handed_out[INIT_STEP] += 1
+            case AsyncTask():
+                self.tasks[message.attempt] = message
+        self.attempts += isinstance(message, TASKS)
+        if isinstance(message, EvalTask | SaveTask) and not self._world.plan.is_sync:
+            self._note_model()
+
+    def _note_model(self) -> None:
+        """In `Async` what is evaluated and saved is what there is when this begins and the initial values are there."""
+        script = self._world.master_process.master._script
+        if any(p.pserver._version == INIT_STEP for p in self._world.pservers):
+            return
+        for call in script._evaluations.keys() - self.expected_totals.keys():
+            data = self._world.plan.epochs[call[0]].evaluations[call[1]]
+            self.expected_totals[call] = totals_of(Whole(self._world.pservers), self._world.plan, call[0], *data)
+        for call in script._savings.keys() - self.expected_models.keys():
+            self.expected_models[call] = contents(Whole(self._world.pservers), self._world.plan)
+
+    def heard(self, src: str) -> None:
+        """The master deals with a message."""
+        self._heard_s[src] = self._world.clock.now_s
+
+    def handled(self, process: PserverProcess, message: AnyMessage, sends: list[Send]) -> None:
+        """A pserver has dealt with a message."""
+        if isinstance(message, Commit) and any(isinstance(s.message, Committed) for s in sends):
+            known = self.commits.setdefault((process.place, message.step), message.chosen)
+            if known != message.chosen:
+                self._world.fault(Kind.TORN, f"step {message.step} was applied in two ways at place {process.place}")
+            if not self._world.plan.is_sync:
+                self._note_model()
+        self._check_queues(process, bounds.of_pserver(self._world, process.pserver))
+
+    # -- scripts -------------------------------------------------------------------------------------------------------
+
+    def saved_model(self, call: Call, model: dict) -> None:
+        """A model was put where it belongs."""
+        self.saved[call].append(model)
+
+    def totals(self, call: Call, totals: np.ndarray) -> None:
+        """A script has been told what an evaluation found."""
+        first = self.results.setdefault(call, totals)
+        if first.tobytes() != totals.tobytes():
+            self._world.fault(Kind.EVALUATION, f"two totals of evaluation {call}: {first} and {totals}")
+
+    # -- now and then --------------------------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Check the queues, and whether a job that stands still says why."""
+        for process in list(self._world.processes.values()):
+            self._check_queues(process, bounds.queues(self._world, process))
+        self._check_wait()
+
+    def _check_queues(self, process: Process, queues) -> None:
+        for what, length, at_most in queues:
+            if length > at_most:
+                self._world.fault(Kind.UNBOUNDED, f"{what} of {process.name}: {length}, at most {at_most}")
+
+    def _check_wait(self) -> None:
+        """A job that stands still for long says all the time who it waits for."""
+        process, now_s = self._world.master_process, self._world.clock.now_s
+        if process.is_frozen or process.master.is_over:
+            self._since_s = now_s
+            self._heard_s.clear()
+            return
+        status = process.master.status(Request(0), now_s)
+        self._check_silent(status.waiting_for, now_s)
+        place = (status.phase, status.epoch, status.step, status.version, status.samples, len(self._answers))
+        if place != self._place or status.waiting_for:
+            self._place, self._since_s = place, now_s
+        elif now_s - self._since_s >= STALL_S:
+            self._world.fault(Kind.UNEXPLAINED, f"{status.phase} for {now_s - self._since_s:.1f} s: {place}")
+
+    def _check_silent(self, waiting_for: str, now_s: float) -> None:
+        """A pserver that is not heard holds up all there is, and is named before what waits for it."""
+        for process in self._world.pservers:
+            if now_s - self._heard_s[process.name] >= STALL_S and waiting_for[:9] not in NAMED:
+                self._world.fault(Kind.UNEXPLAINED, f"{process.name} is silent, and {waiting_for!r} is waited for")
