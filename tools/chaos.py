@@ -51,7 +51,8 @@ class Rule:
     """What is trained: a script with an update rule of `scripts/updates.py`, and what must hold of the saved model.
 
     `broken` takes the model and one of an undisturbed run, and says what is broken in words; empty if nothing is.
-    In a round of so many `epochs` it is hurt at most `most` times by these `kinds` of faults, in all at least `least` times.
+    In a round of so many `epochs` it is hurt at most `most` times by these `kinds` of faults, in all rounds at least
+    `least` times.
     """
 
     name: str

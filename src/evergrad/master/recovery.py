@@ -255,8 +255,6 @@ class Recovery:
     def _note_restored(self, now_s: float) -> None:
         source, pservers = self.generations.source, self.generations.pservers
         self._phases.ended("to load", now_s)
-        if self.script is not None and self.script.is_idle:
-            self._note_recovered(None, now_s)
         if source is None or pservers is None:
             return
         loaded = list(pservers.loaded.values())
@@ -266,17 +264,14 @@ class Recovery:
             f" {size / 1e6:,.1f} MB, loaded in {max(r.seconds for r in loaded):.1f} s"
         )
 
-    def note_trained(self, now_s: float) -> None:
-        """A task was done; in `async` that is what shows that the job trains again."""
-        if not self.checkpoints.is_sync:
-            self._note_recovered("to the first task", now_s)
+    def note_work(self, now_s: float) -> None:
+        """A task was done that no commit follows from: the job is at work again, if it was not."""
+        self._note_recovered("to the first task", now_s)
 
-    def _note_recovered(self, phase: str | None, now_s: float) -> None:
-        """The job is at work again, if it was not."""
+    def _note_recovered(self, phase: str, now_s: float) -> None:
         if not self._phases.is_open or not self.are_restored or not self.is_whole:
             return
-        if phase is not None:
-            self._phases.ended(phase, now_s)
+        self._phases.ended(phase, now_s)
         self._shown.note_event(f"the job has recovered {self._phases.close(now_s)}")
 
     def commit(self, step: int, chosen: tuple[tuple[int, object], ...], now_s: float) -> None:

@@ -3,7 +3,7 @@
 `--hold PLACE=FILE`: at this place wait until FILE exists; `FILE.PID` says that this process has come so far. Places:
 `epoch:N` (inside the first batch of epoch N), `evaluate:N` (inside the evaluation of epoch N), `end` (before saving).
 `--diary FOLDER`: note each batch in FOLDER/PID.
-`--every N`: make checkpoints beside the model, and after so many steps too; `evergrad run --checkpoints` says where instead.
+`--every N`: make checkpoints beside the model, also every so many steps.
 `--slow FOLDER`: while FOLDER/PID exists, a batch takes five times as long; FOLDER/PID.seen says that one did.
 """
 
