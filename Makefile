@@ -32,7 +32,7 @@ check: $(READY) ## Format, lint, types, direction of imports
 bench: $(READY) $(WARM) ## Measure against plain PyTorch; one table, and JSON
 	@$(PY) benchmarks/run.py
 
-chaos: $(READY) $(WARM) ## Kill, freeze, slow and add trainers of real jobs at random; check that promises hold
+chaos: $(READY) $(WARM) ## Kill trainers, pservers and masters of real jobs at random, freeze, slow and add some; check promises
 	@$(PY) tools/chaos.py
 
 fmt: $(READY) ## Format the code and fix what can be fixed by itself

@@ -14,6 +14,7 @@ from pathlib import Path
 import auc
 import checkpoints
 import click
+import recovery
 import remote
 import rules
 import tables
@@ -36,6 +37,7 @@ SECTIONS: dict[str, Callable[[bool], Figures]] = {
     "click": click.figures,
     "trouble": trouble.figures,
     "checkpoints": checkpoints.figures,
+    "recovery": recovery.figures,
     "auc": auc.figures,
 }
 

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
@@ -215,6 +216,7 @@ class Launched(Job):
         trainers: int = 1,
         options: Sequence[str] = (),
     ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
         super().__init__(folder)
         self._script, self._args = script, args
         self.logs = folder / "logs"
@@ -240,6 +242,39 @@ class Launched(Job):
     def family(self) -> list[psutil.Process]:
         """All processes of the launcher."""
         return psutil.Process(self.launcher.pid).children(recursive=True)
+
+    def members(self) -> dict[str, psutil.Process]:
+        """The master, pservers and trainers that the launcher has started, by name."""
+        found = {}
+        for process in self.family():
+            with suppress(psutil.Error):
+                argv = process.cmdline()
+                if "evergrad.master" in argv:
+                    found["master"] = process
+                elif "--name" in argv:
+                    found[argv[argv.index("--name") + 1]] = process
+        return found
+
+    def hit(self, *names: str) -> dict[str, int]:
+        """Kill processes of the job, these or all, at once; returns their pids by name."""
+        there = until(lambda: self._all_of(names), f"{names or 'all'} to be there")
+        for process in there.values():
+            process.kill()
+        return {name: process.pid for name, process in there.items()}
+
+    def _all_of(self, names: Sequence[str]) -> dict[str, psutil.Process] | None:
+        members = self.members()
+        wanted = names or members
+        return {name: members[name] for name in wanted} if all(name in members for name in wanted) else None
+
+    def kill(self) -> None:
+        """Kill the launcher and everything it has started."""
+        family = self.family()
+        self.launcher.kill()
+        for process in family:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        until(lambda: not any(map(runs, family)), "all to be gone")
 
     def log(self, name: str) -> str:
         """The log of a role."""
@@ -297,6 +332,14 @@ class ByHand(Job):
     def wait(self, *others: Running) -> list[int]:
         """The exit statuses of master and pservers, then of others, when they have left by themselves."""
         return [running.wait() for running in (self.master, *self.pservers, *others)]
+
+
+def runs(process: psutil.Process) -> bool:
+    """Whether a process has not ended."""
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def trainers(status: Status) -> dict[int, MemberStatus]:

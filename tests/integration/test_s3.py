@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from jobs import TRAIN, Alone, Launched, digests, is_inside
 from s3 import BUCKET, S3Server
 from saved import NEVER, bits, group, save, schema, table, together, whole
 
@@ -204,6 +205,27 @@ def test_a_server_killed_and_started_again_during_a_save_costs_time_only(
     assert verify(storage, 1).rows == {"user": 20_000, OF.tables[1].name: 20_000}
     assert bits(together(OF, pieces(storage, good(storage, 1), 0, 1))) == bits(model)
     storage.close()
+
+
+def test_a_job_goes_on_while_the_server_is_away_and_falls_back_to_what_it_holds(
+    server: S3Server, tmp_path: Path, alone: Alone
+) -> None:
+    url = f"s3://{BUCKET}/job"
+    args = ("--out", tmp_path / "model", "--pause", 0.05, "--every", 3)
+    with Launched(tmp_path, TRAIN, *args, pservers=2, trainers=2, options=("--checkpoints", url)) as job:
+        before = job.until(lambda s: s.checkpoints and s.checkpoints.made > 1 and is_inside(s), "checkpoints")
+        server.kill()
+        job.until(lambda s: s.version > before.version + 4, "training to go on without it")
+        server.start()
+        made = before.checkpoints.made
+        after = job.until(lambda s: s.checkpoints and s.checkpoints.made > made + 1, "more checkpoints")
+        job.hit("pserver-1")
+        job.until(lambda s: s.generation > after.generation and s.version > 0, "the job to fall back")
+        assert job.wait() == 0, job.text
+    assert digests(tmp_path / "model") == alone(0)
+    assert _main(["checkpoints", "verify", url]) == 0
+    assert _main(["export", url, str(tmp_path / "exported")]) == 0
+    assert digests(tmp_path / "exported") == alone(0)
 
 
 def test_a_server_that_stays_away_ends_the_save_with_one_sentence(server: S3Server) -> None:

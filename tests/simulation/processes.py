@@ -237,7 +237,7 @@ class TrainerProcess(Process):
         if isinstance(message, HeartbeatReply):
             if message.over:
                 self._end(message.failure)
-            self.trainer.hear(message.generation)
+            self.trainer.hear(message.generation, message.is_whole)
             return
         self.exchange.receive(message)
         self._turn()

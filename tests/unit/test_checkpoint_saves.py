@@ -10,7 +10,7 @@ from saved import NEVER, bits, group, replaced, save, schema, table, together, w
 
 from evergrad.checkpoint.catalogue import choose, entries, good, locate, newest_good, split
 from evergrad.checkpoint.layout import is_ours, serial_of
-from evergrad.checkpoint.manifest import check, now, read_manifest, write_manifest
+from evergrad.checkpoint.manifest import Metrics, check, now, read_manifest, write_manifest, write_metrics
 from evergrad.checkpoint.reader import pieces
 from evergrad.checkpoint.retention import remove, remove_interrupted
 from evergrad.checkpoint.storage import Storage
@@ -174,6 +174,18 @@ def test_a_manifest_is_read_as_it_was_written_nan_and_infinity_too(storage):
     assert read_manifest(storage, 1) == written
     nan = save(storage, OF, whole(OF), serial=2, metrics={0: {"auc": float("nan")}}, best=float("nan"))
     assert np.isnan(read_manifest(storage, nan.serial).metrics[0]["auc"])
+
+
+def test_what_is_reported_of_a_checkpoint_later_is_beside_the_manifest_and_read_with_it(storage):
+    save(storage, OF, whole(OF), metrics={0: {"auc": 0.5}})
+    write_metrics(storage, 1, Metrics({0: {"auc": 0.5}, 1: {"auc": 0.75, "loss": float("inf")}}, -0.75))
+    found = good(storage, 1)
+    assert (found.metrics[1], found.best) == ({"auc": 0.75, "loss": float("inf")}, -0.75)
+    assert read_manifest(storage, 1).best is None
+    storage.put("checkpoint_1/metrics.json", [b"{broken"])
+    assert good(storage, 1).metrics == {0: {"auc": 0.5}}
+    remove(storage, 1)
+    assert storage.sizes() == {}
 
 
 def test_the_manifest_is_plain_json_and_says_where_training_goes_on(storage):

@@ -44,6 +44,18 @@ def test_a_request_is_sent_again_under_its_id_after_ever_longer_pauses_up_to_a_l
     assert set(pauses[3:]) == {RESEND_MAX_S}
 
 
+def test_what_was_sent_to_one_that_may_not_have_heard_it_can_be_hurried():
+    exchange = Exchange()
+    one, (first,) = ask(exchange)
+    exchange.due(0.0)
+    exchange.hurry()
+    other, (second,) = ask(exchange)
+    assert [send.message.request for send in exchange.due(0.1)] == [first, second]
+    assert exchange.due(0.2) == []
+    one.close()
+    other.close()
+
+
 def test_a_flow_waits_until_all_is_answered_and_only_what_is_not_is_sent_again():
     exchange = Exchange()
     flow, (one, two) = ask(exchange, 2)

@@ -6,7 +6,7 @@ import msgspec
 from rich.console import Console
 
 from evergrad.launch import view
-from evergrad.messages import MemberStatus, Request, Role, SetAside, Status
+from evergrad.messages import CheckpointStatus, MemberStatus, Request, Role, SetAside, Status
 
 TRAINER = MemberStatus("trainer-0", Role.TRAINER, 41, 0.2, "step 7 [task 1]")
 PSERVER = MemberStatus("pserver-0", Role.PSERVER, 42, 0.1, "version 7")
@@ -61,6 +61,32 @@ def test_a_process_that_comes_and_one_that_goes_are_each_said_once() -> None:
 def test_an_epoch_and_its_report_are_said_when_they_come() -> None:
     later = but(epoch=1, steps=20, reported={0: {"auc": 0.77}})
     assert view.changes(STATUS, later) == ["epoch 0: auc 0.7700", "epoch 1 (of 3) begins: 20 steps"]
+
+
+def test_an_epoch_that_a_job_goes_on_with_begins_though_nobody_knows_yet_how_many_there_are() -> None:
+    assert view.changes(but(epoch=-1), but(epoch=4, epochs=0)) == ["epoch 4 begins: 20 steps"]
+
+
+def test_checkpoints_and_why_they_fail_are_said_on_the_screen_and_in_the_summary() -> None:
+    good = CheckpointStatus("/c", 4, "epoch 1, its end", 12.3, 5, 0, None)
+    line = "checkpoints: 4 is the newest (epoch 1, its end, 12 s ago), 5 made, in /c"
+    assert line in view.summary(but(checkpoints=good), ending(0))
+    failing = msgspec.structs.replace(good, age_s=None, failed=2, failure="the disk is full\n")
+    out = io.StringIO()
+    Console(file=out, width=200, markup=False).print(view.screen(but(checkpoints=failing), {}))
+    wanted = "checkpoints: 4 is the newest (epoch 1, its end), 5 made, 2 failed, in /c; the last one failed: the disk"
+    assert wanted in out.getvalue()
+    none = CheckpointStatus("/c", None, "", None, 0, 0, None)
+    assert "checkpoints: none yet, 0 made, in /c" in view.summary(but(checkpoints=none), ending(0))
+
+
+def test_a_failing_checkpoint_is_said_once_for_each_reason() -> None:
+    full = but(checkpoints=CheckpointStatus("/c", None, "", None, 0, 1, "the disk is full"))
+    said = "a checkpoint has failed: the disk is full; training goes on, and the next one is tried"
+    assert view.changes(STATUS, full) == [said]
+    assert view.changes(full, msgspec.structs.replace(full, samples=9)) == []
+    gone = but(checkpoints=CheckpointStatus("/c", None, "", None, 0, 3, "it is away"))
+    assert view.changes(full, gone) == [said.replace("the disk is full", "it is away")]
 
 
 def test_who_the_start_waits_for_is_said_when_it_changes() -> None:

@@ -424,6 +424,58 @@ def test_a_lost_pserver_makes_the_job_fall_back_to_the_newest_checkpoint():
     assert any("generation 2 begins with checkpoint 1" in note for note in job.status().notes)
 
 
+def beat(job, name):
+    return job.say(f"beat of {name}", Heartbeat(Request(0), Member(name), 0.0))
+
+
+def test_while_a_pserver_is_missing_nothing_is_handed_out_and_everybody_is_told():
+    job = Job()
+    job.join("a", "b")
+    job.batch("a")
+    assert beat(job, "a").is_whole
+    lost = job.pservers[1]
+    lost.is_alive = False
+    job.say("launcher", Exited(Request(9), "p1", lost.pid))
+    assert not beat(job, "a").is_whole
+    assert job.say("b", Ask(job.request(), Member("b"), WantBatch(0, DATA), None)) is None
+    status = job.status()
+    assert (status.phase, status.generation, status.waiting_for) == ("restoring", 1, "pserver 1 of 2 to join")
+    job.start_pserver(1)
+    job.wait(1, "a", "b")
+    assert job.answers["b"].generation == 2
+    assert beat(job, "a").is_whole
+
+
+def test_a_recovery_is_noted_with_its_phases_when_the_next_step_is_applied_everywhere():
+    job = Job()
+    job.join("a")
+    job.batch("a")
+    lost = job.pservers[0]
+    lost.is_alive = False
+    job.say("launcher", Exited(Request(9), "p0", lost.pid))
+    job.wait(1.5, "a")
+    job.start_pserver(0)
+    job.now += 0.25
+    job.train("a")
+    notes = [note for note in job.status().notes if "recovered" in note]
+    wanted = (
+        "the job has recovered 1.75 s after p0 was lost: 1.50 s until all pservers were there, 0.00 s to load,"
+        " 0.25 s to the first step"
+    )
+    assert notes == [wanted]
+
+
+def test_a_master_notes_how_long_it_took_to_follow_the_one_before():
+    job = Job()
+    job.join("a")
+    job.batch("a")
+    job.start_master()
+    job.join("b")
+    job.train("b")
+    assert [note for note in job.status().notes if "s after this master began: " in note]
+    assert job.status().term == 2
+
+
 def test_what_was_done_in_an_older_generation_is_void():
     job = Job()
     job.join("a", "b")

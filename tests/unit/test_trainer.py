@@ -337,6 +337,31 @@ def test_one_declared_dead_that_asks_to_go_on_joins_anew_and_gives_its_task_up()
     assert [m.member for m in peer.messages(MayBegin)] == ["t.1", "t.2"]
 
 
+def asking_pservers():
+    """A peer that has agreed on generation 1 and asks its pserver something, which has not answered."""
+    peer = ready()
+    peer.trainer._generation = peer.trainer._newest = Generation(1)
+    flow = peer.trainer.where(ASYNC_TASK)
+    next(flow)
+    return peer, flow
+
+
+@pytest.mark.parametrize("heard", [(Generation(2), True), (Generation(1), False)], ids=["newer", "not whole"])
+def test_what_is_asked_of_pservers_is_void_in_a_newer_generation_and_in_one_that_has_lost_some(heard):
+    peer, flow = asking_pservers()
+    peer.trainer.hear(*heard)
+    with pytest.raises(Void):
+        next(flow)
+
+
+@pytest.mark.parametrize("heard", [(Generation(1), True), (Generation(0), True), (Generation(0), False)])
+def test_what_is_heard_late_or_again_voids_nothing(heard):
+    peer, flow = asking_pservers()
+    peer.trainer.hear(*heard)
+    assert next(flow) is None
+    flow.close()
+
+
 def test_a_goodbye_names_the_task_in_which_the_script_raised():
     peer = ready()
     raised = Raised(Generation(1), Attempt(1, 1), 2, "ValueError: bad")

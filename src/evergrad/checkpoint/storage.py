@@ -20,7 +20,8 @@ Buffer = bytes | bytearray | memoryview
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 HOPELESS = {
-    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENOSYS,
+    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ELOOP,
+    errno.ENOSYS,
 }  # fmt: skip
 """Of a call to the system: asking again will not help."""
 SAYS_FULL = re.compile(r"no space left|disk full|storage ?full|quota ?exceeded|insufficient ?storage", re.IGNORECASE)

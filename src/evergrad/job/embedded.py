@@ -146,6 +146,7 @@ class LocalNetwork:
                 sends, wait_s = between.work(now_s)
                 self._queue.extend((address, send.to, send.message) for send in sends)
                 now_s = self._clock()
+        received += self._carry()
         sends = self._clerk.run(self.master, self._clock())
         self._queue.extend((MASTER, send.to, send.message) for send in sends)
         for event in self.master.take_events():

@@ -15,7 +15,7 @@ LEFT = 128 + signal.SIGTERM
 RAISED = 75
 """Exit status of a trainer that wants its script started anew, of which the master knows: it raised in a task, or the
 job has fallen back behind where it was."""
-STEADY_S = 60.0
+STEADY_S = 10.0
 """A process that has run for so long was started well; dying is then no reason to wait with the next start."""
 FIRST_BACKOFF_S = 0.5
 LONGEST_BACKOFF_S = 10.0
@@ -123,7 +123,7 @@ def _trainer(end: End) -> Action:
 
 
 def _restart(reason: str, after_s: float) -> Restart:
-    when = f"in {after_s / 60:.0f} min" if after_s > 2 * STEADY_S else f"in {after_s:.3g} s" if after_s else "now"
+    when = f"in {after_s / 60:.0f} min" if after_s > 120 else f"in {after_s:.3g} s" if after_s else "now"
     return Restart(after_s, f"{reason}; it starts again {when}")
 
 

@@ -57,7 +57,7 @@ def progress_line(status: Status, is_stalled: bool = False) -> str:
 
 def changes(old: Status | None, new: Status) -> list[str]:
     """Lines for what has happened between two statuses: reports, members, epochs, and who the start waits for."""
-    return [*_reports(old, new), *_membership(old, new), *_epoch(old, new), *_waiting(old, new)]
+    return [*_reports(old, new), *_membership(old, new), *_epoch(old, new), *_failed(old, new), *_waiting(old, new)]
 
 
 def _membership(old: Status | None, new: Status) -> list[str]:
@@ -81,7 +81,16 @@ def _reports(old: Status | None, new: Status) -> list[str]:
 def _epoch(old: Status | None, new: Status) -> list[str]:
     if new.epoch < 0 or (old and old.epoch == new.epoch):
         return []
-    return [f"epoch {new.epoch} (of {new.epochs}) begins: {new.steps} steps"]
+    of = f" (of {new.epochs})" if new.epochs else ""  # a job that goes on knows only when a script comes there
+    return [f"epoch {new.epoch}{of} begins: {new.steps} steps"]
+
+
+def _failed(old: Status | None, new: Status) -> list[str]:
+    """A checkpoint has failed, for another reason than the last one."""
+    reasons = [s.checkpoints.failure if s and s.checkpoints else None for s in (old, new)]
+    if reasons[1] is None or reasons[0] == reasons[1]:
+        return []
+    return [f"a checkpoint has failed: {_plain(reasons[1])}; training goes on, and the next one is tried"]
 
 
 def _waiting(old: Status | None, new: Status) -> list[str]:
@@ -99,7 +108,7 @@ def screen(status: Status, restarts: Mapping[str, int], is_stalled: bool = False
     if status.reported:
         epoch, metrics = max(status.reported.items())
         rows.append(Text(f"epoch {epoch} reported {_numbers(metrics)}"))
-    said = [*_left_out(status), *(f"note: {n}" for n in status.notes)]
+    said = [*_left_out(status), *_checkpoints(status), *(f"note: {n}" for n in status.notes)]
     return Group(*rows, _members(status, restarts), *map(Text, said))
 
 
@@ -155,7 +164,20 @@ def _counted(status: Status) -> list[str]:
     reports = [f"epoch {epoch}: {_numbers(m)}" for epoch, m in sorted(status.reported.items())]
     counters = ", ".join(f"{name} {n}" for name, n in sorted(status.counters.items()) if n)
     notes = [f"note: {n}" for n in status.notes]
-    return reports + ([f"counted: {counters}"] if counters else []) + _left_out(status) + notes
+    return reports + ([f"counted: {counters}"] if counters else []) + _left_out(status) + _checkpoints(status) + notes
+
+
+def _checkpoints(status: Status) -> list[str]:
+    """The newest checkpoint, how many were made, and what went wrong."""
+    found = status.checkpoints
+    if found is None:
+        return []
+    newest = "none yet" if found.newest is None else f"{found.newest} is the newest ({found.where}"
+    if found.newest is not None:
+        newest += ")" if found.age_s is None else f", {found.age_s:.0f} s ago)"
+    failed = f", {found.failed} failed" if found.failed else ""
+    reason = f"; the last one failed: {_plain(found.failure)}" if found.failure else ""
+    return [f"checkpoints: {newest}, {found.made} made{failed}, in {_plain(found.url)}{reason}"]
 
 
 def _left_out(status: Status) -> list[str]:

@@ -130,8 +130,8 @@ class Clerk:
                 self._renew()
 
     def _hold(self, errand: Hold) -> Held:
-        self._claim = claim(errand.url, errand.job)
         try:
+            self._claim = claim(errand.url, errand.job)
             self._claim.take()
         except StorageError as exc:
             return Held(str(exc))

@@ -192,7 +192,7 @@ class Master:
         """Everything that can now be decided and answered, and what the pservers have not acknowledged."""
         sends = []
         if not self.is_over:
-            self._recovery.form(self.members.present())
+            self._recovery.form(self.members.present(), now_s)
             self._send_back()
             self._decide(now_s)
             self._recovery.cut(self._stopping is not None, now_s)
@@ -218,7 +218,7 @@ class Master:
         for member, (_, message) in list(self._waiting.items()):
             if self._held is not None or not self._recovery.is_recorded:
                 break
-            answered = self._agree(message) if isinstance(message, Agree) else self._choose(message, now_s)
+            answered = self._agree(message, now_s) if isinstance(message, Agree) else self._choose(message, now_s)
             if answered is None:
                 continue
             self._recovery.record()
@@ -242,7 +242,7 @@ class Master:
     def _decide(self, now_s: float) -> None:
         """The commit of the present step, and the end of an epoch, once they wait for nothing more."""
         script = self._script
-        if script is None or not self._recovery.are_restored:
+        if script is None or not self._recovery.are_restored or not self._recovery.is_whole:
             return
         if (decided := script.decide(now_s)) is not None:
             self._progress.drop(decided.dropped)
@@ -313,7 +313,8 @@ class Master:
             if state is not None:
                 state.idle_s, state.counters = message.idle_s, message.counters
             known, number = state is not None, self._recovery.generations.number
-            return HeartbeatReply(message.request, self._term, number, known, self.has_ended, self.failure)
+            is_whole = self._recovery.is_whole
+            return HeartbeatReply(message.request, self._term, number, known, self.has_ended, self.failure, is_whole)
         if isinstance(message, Leave):
             if message.failure is not None and (state is not None or self.members.is_gone(message.member)):
                 self._failed(state.name if state is not None else message.member, message.failure, message.raised)
@@ -420,7 +421,7 @@ class Master:
 
     # -- the model and the script --------------------------------------------------------------------------------------
 
-    def _agree(self, message: Agree) -> Message | None:
+    def _agree(self, message: Agree, now_s: float) -> Message | None:
         """The first trainer's model is the job's; the others must have the same."""
         recovery = self._recovery
         if self.is_over:
@@ -432,7 +433,7 @@ class Master:
                     "trainers keep their inner optimizers' state (keep_inner_state), so what is trained depends on who"
                     " computes what: the same bits cannot be promised"
                 )
-            recovery.form(self.members.present())
+            recovery.form(self.members.present(), now_s)
         elif reason := difference(recovery.schema, message.schema):
             self.counters["refused models"] += 1
             return Refused(message.request, reason)
@@ -454,12 +455,15 @@ class Master:
                 recovery.commit(decided.step, decided.chosen, now_s)
             elif samples := script.trained(done, now_s):
                 self._progress.trained(script.training.number, samples, done.metrics, now_s)
+                if not recovery.checkpoints.is_sync:
+                    recovery.note_work(now_s)
                 self._failures.done()
                 self._decide(now_s)
             return
         if isinstance(done, BreakDone) and done.last is not None:
             self._done(done.last, now_s)
         script.take(done)
+        recovery.note_work(now_s)
 
     def _choose(self, ask: Ask, now_s: float) -> Message | None:
         """The answer to an ask, or None while there is none: it waits."""
@@ -472,7 +476,7 @@ class Master:
             return self._finish(ask, now_s)
         if recovery.script is None:
             return Unknown(ask.request)
-        if not recovery.are_restored or self._stopping is not None:
+        if not recovery.are_restored or not recovery.is_whole or self._stopping is not None:
             return None
         if isinstance(ask.want, WantBatch) and recovery.are_behind:
             return None
@@ -542,8 +546,8 @@ class Master:
         """How the job goes."""
         paused = {member: since_s for member, (_, _, since_s) in self._pausing.items()}
         overview = Overview(
-            self._settings, self._recovery, self.members, self._failures, self._progress, self._finished, paused,
-            set(self._waiting), self.is_over, self.has_ended, self.failure,
+            self._settings, self._term, self._recovery, self.members, self._failures, self._progress, self._finished,
+            paused, set(self._waiting), self.is_over, self.has_ended, self.failure,
         )  # fmt: skip
         return overview.status(request, dict(self.counters + self.members.counters()), now_s)
 

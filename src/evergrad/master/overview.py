@@ -9,7 +9,7 @@ from evergrad.master.progress import Progress as Shown
 from evergrad.master.recovery import Recovery
 from evergrad.master.script import SLOW_S
 from evergrad.master.settings import Settings
-from evergrad.messages import Member, Place, Request, Status
+from evergrad.messages import Member, Place, Request, Status, Term
 
 SILENT_S = 2.0
 """A pserver not heard of for longer is shown as waited for."""
@@ -23,6 +23,7 @@ class Overview(NamedTuple):
     """
 
     settings: Settings
+    term: Term
     recovery: Recovery
     members: Members
     failures: Failures
@@ -61,6 +62,8 @@ class Overview(NamedTuple):
             dropped=self.shown.dropped,
             set_aside=tuple(self.failures.set_aside),
             checkpoints=self.recovery.checkpoints.status(now_s),
+            term=self.term,
+            generation=self.recovery.generations.number,
         )
 
     def _phase(self) -> str:
@@ -69,7 +72,7 @@ class Overview(NamedTuple):
             return "ended"
         if self.recovery.schema is None:
             return "forming"
-        if not self.recovery.are_restored:
+        if not (self.recovery.are_restored and self.recovery.is_whole):
             return "restoring"
         return script.phase() if script is not None else "restoring"
 

@@ -28,6 +28,7 @@ from evergrad.master.errands import (
 from evergrad.master.failures import Failures
 from evergrad.master.generations import Generations
 from evergrad.master.members import Members
+from evergrad.master.phases import Phases
 from evergrad.master.progress import Progress as Shown
 from evergrad.master.record import Found, Record
 from evergrad.master.recording import Recording
@@ -102,7 +103,8 @@ class Recovery:
         self._errands: list[Errand] = []
         self._unrated: dict[int, None] = {}
         self._rating: int | None = None
-        self._lost: tuple[str, float] | None = None
+        self._phases = Phases()
+        self._has_taken_over = False
 
     # -- the beginning -------------------------------------------------------------------------------------------------
 
@@ -144,34 +146,44 @@ class Recovery:
         return self.generations.are_restored
 
     @property
+    def is_whole(self) -> bool:
+        """Whether the pservers of the present generation are all there; before the first there are none."""
+        return self._members.present() == self.generations.at
+
+    @property
     def are_behind(self) -> bool:
         """Whether a pserver has so much to acknowledge that no batch is handed out."""
         return self.generations.pservers is not None and self.generations.pservers.are_behind
 
-    def form(self, present: tuple[PserverAt, ...]) -> None:
+    def form(self, present: tuple[PserverAt, ...], now_s: float) -> None:
         """Begin, start or take over a generation when its time has come."""
         generations = self.generations
+        if self._has_taken_over:
+            self._has_taken_over = False
+            self._phases.begin("this master began", now_s)
         if self.script is None or self.schema is None or self.found is None:
             return
         if len(present) < self._settings.places or self.refuse_found() is not None:
             return
         if present != generations.at:
-            self._begin(present)
+            self._begin(present, now_s)
         elif (standings := generations.found()) is not None:
             if standings.is_whole(generations.number):
                 self.script.resume(standings.version, standings.standing(self.script.begun.epoch))
                 last = standings.last_commit if self.schema.update.is_sync else None
                 generations.go_on(self.schema, standings, last)
+                self._phases.ended("until all pservers had said where they stand", now_s)
                 self._shown.note_event(f"a new master goes on in term {self._term}, without falling back")
             else:
-                self._begin(present)
+                self._begin(present, now_s)
         if generations.is_to_start and self.is_recorded:
             spec = self.checkpoints.spec
             generations.start(self.schema, spec.url if spec is not None else None)
 
-    def _begin(self, present: tuple[PserverAt, ...]) -> None:
+    def _begin(self, present: tuple[PserverAt, ...], now_s: float) -> None:
         """A generation begins with the newest checkpoint there is, else with what the job began with."""
         assert self.script is not None
+        self._phases.ended("until all pservers were there", now_s)
         assert self.found is not None
         spec, durable = self.checkpoints.spec, self.checkpoints.durable
         source, progress = self.found.source, self.found.progress if self.found.source is not None else None
@@ -188,7 +200,7 @@ class Recovery:
         """A pserver is gone."""
         if not self.generations.at:
             return
-        self._lost = self._lost or (name, now_s)
+        self._phases.begin(f"{name} was lost", now_s)
         if self.checkpoints.spec is None:
             self._end(
                 f"{name} is lost ({reason}) and its parameters with it, and there are no checkpoints to fall back to;"
@@ -202,7 +214,7 @@ class Recovery:
             return
         match message:
             case Restored(failure=str(failure)):
-                self._cannot_restore(failure)
+                self._cannot_restore(failure, now_s)
             case Restored():
                 had = pservers.are_restored
                 pservers.restored(message)
@@ -210,6 +222,8 @@ class Recovery:
                     self._note_restored(now_s)
             case Committed():
                 pservers.committed(message)
+                if pservers.have_acknowledged:
+                    self._note_recovered("to the first step", now_s)
             case EpochClosed():
                 pservers.closed(message)
                 if self.script is not None and pservers.have_acknowledged:
@@ -223,11 +237,11 @@ class Recovery:
         if self.checkpoints.spec is None:
             self._end(what)
             return
-        self._lost = self._lost or (f"a push at pserver {missing.place}", now_s)
+        self._phases.begin("that", now_s)
         self._shown.note_event(what, is_trouble=True)
-        self._begin(self.generations.at)
+        self._begin(self.generations.at, now_s)
 
-    def _cannot_restore(self, failure: str) -> None:
+    def _cannot_restore(self, failure: str, now_s: float) -> None:
         """The checkpoint is given up for the one before it."""
         source, durable = self.generations.source, self.checkpoints.durable
         is_own = source is not None and any(d.serial == source.serial for d in durable)
@@ -236,20 +250,29 @@ class Recovery:
             self._end(f"the checkpoint to begin with cannot be restored: {failure}")
             return
         self.checkpoints.forget(source.serial)
-        self._begin(self.generations.at)
+        self._begin(self.generations.at, now_s)
 
     def _note_restored(self, now_s: float) -> None:
         source, pservers = self.generations.source, self.generations.pservers
-        lost, self._lost = self._lost, None
+        self._phases.ended("to load", now_s)
         if source is None or pservers is None:
             return
         loaded = list(pservers.loaded.values())
         rows, size = sum(sum(r.rows) for r in loaded), sum(r.bytes_read for r in loaded)
-        after = f"; {now_s - lost[1]:.1f} s after {lost[0]} was lost" if lost else ""
         self._shown.note_event(
             f"generation {self.generations.number} begins with checkpoint {source.serial}: {rows:,} rows,"
-            f" {size / 1e6:,.1f} MB, loaded in {max(r.seconds for r in loaded):.1f} s{after}"
+            f" {size / 1e6:,.1f} MB, loaded in {max(r.seconds for r in loaded):.1f} s"
         )
+
+    def note_work(self, now_s: float) -> None:
+        """A task was done that no commit follows from: the job is at work again, if it was not."""
+        self._note_recovered("to the first task", now_s)
+
+    def _note_recovered(self, phase: str, now_s: float) -> None:
+        if not self._phases.is_open or not self.are_restored or not self.is_whole:
+            return
+        self._phases.ended(phase, now_s)
+        self._shown.note_event(f"the job has recovered {self._phases.close(now_s)}")
 
     def commit(self, step: int, chosen: tuple[tuple[int, object], ...], now_s: float) -> None:
         """Tell the pservers; a checkpoint that is due rides in the commit."""
@@ -370,6 +393,7 @@ class Recovery:
                 if result.failure is not None:
                     what = f"the metrics of checkpoint {result.serial} could not be written: {result.failure}"
                     self._shown.note_event(what, is_trouble=True)
+                self._prune()
             case Pruned(failure=str(failure)):
                 self._shown.note_event(f"old checkpoints could not be removed: {failure}", is_trouble=True)
 
@@ -443,6 +467,7 @@ class Recovery:
 
     def adopt(self, record: Record) -> None:
         """Take over from the master before."""
+        self._has_taken_over = True
         self.schema, self.found, self._next_serial = record.schema, record.found, record.next_serial
         self._shown.reported, self._failures.set_aside = dict(record.reported), list(record.set_aside)
         if record.schema is None:

@@ -47,7 +47,7 @@ class Heartbeat(Message, frozen=True):
 class HeartbeatReply(Message, frozen=True):
     """`known` is False for a member declared dead, which must join anew under a new incarnation.
 
-    `over`: the job has ended, and failed if there is a `failure`.
+    `over`: the job has ended, and failed if there is a `failure`. `is_whole`: all pservers of the generation are there.
     """
 
     request: Request
@@ -56,6 +56,7 @@ class HeartbeatReply(Message, frozen=True):
     known: bool
     over: bool
     failure: str | None
+    is_whole: bool = True
 
 
 class Raised(msgspec.Struct, frozen=True):

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from evergrad.messages.types import Message, Request, Role
+from evergrad.messages.types import Generation, Message, Request, Role, Term
 
 
 class AskStatus(Message, frozen=True):
@@ -50,7 +50,7 @@ class Status(Message, frozen=True):
     `epoch` is the one under way (-1 before the first), `step`/`steps` count inside it (tasks in `async`);
     `samples` counts samples trained since the start; `live` holds the means of what the script reported inside the
     epoch (its loss), `reported` the last metrics by epoch; `counters` count what was refused or repeated. `dropped`
-    counts samples that came too late for their step.
+    counts samples that came too late for their step. `term` counts masters, `generation` beginnings of the model.
     """
 
     request: Request
@@ -74,6 +74,8 @@ class Status(Message, frozen=True):
     dropped: int = 0
     set_aside: tuple[SetAside, ...] = ()
     checkpoints: CheckpointStatus | None = None
+    term: Term = Term(0)
+    generation: Generation = Generation(0)
 
 
 class StopJob(Message, frozen=True):

@@ -65,8 +65,9 @@ class Driver:
     def __init__(self, exchange: Exchange, carrier: Carrier) -> None:
         self.heartbeats: Heartbeats | None = None
         self.is_leaving = False
-        self.hear: Callable[[Generation], None] = lambda _: None
-        """Is told the present generation."""
+        self.hear: Callable[[Generation, bool], None] = lambda *_: None
+        """Is told the present generation, and whether it is whole."""
+        self._term = 0
         self._exchange = exchange
         self._carrier = carrier
 
@@ -123,6 +124,9 @@ class Driver:
         if newest is not None and newest.over:
             raise JobOver(newest.failure)
         if newest is not None:
-            self.hear(newest.generation)
+            self.hear(newest.generation, newest.is_whole)
+            if newest.term > self._term:
+                self._term = newest.term
+                self._exchange.hurry()  # what the master before was asked is lost
         if self.heartbeats.silence_s() > SILENCE_S:
             raise Unavailable(f"the master has not answered for {SILENCE_S:.0f} s; look at its log, then run again")

@@ -7,6 +7,7 @@ a simulation otherwise).
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import TypeVar
 
 from evergrad.messages import NEWEST, Generation, Message, Request, Send, Stale
@@ -66,6 +67,11 @@ class Exchange:
             if open_request.send.to in addresses:
                 del self._open[request]
                 self._answers[request] = Stale(request, generation, NEWEST)
+
+    def hurry(self) -> None:
+        """Whoever was asked may not have heard it: all is sent again now."""
+        for request in self._open.values():
+            request.due_s = None if request.due_s is None else -inf
 
     def due(self, now_s: float) -> list[Send]:
         """What is to be sent now, for the first time or again."""

@@ -236,9 +236,12 @@ class Trainer:
         self._generation = answer.generation
         self.connect(schema, answer.pservers)
 
-    def hear(self, generation: Generation) -> None:
-        """The master has told the present generation: what was asked of pservers in an older one is void."""
-        if generation > self._newest:
+    def hear(self, generation: Generation, is_whole: bool = True) -> None:
+        """The master has told the present generation: what was asked of pservers in an older one is void.
+
+        So it is in this one where a pserver is gone (not `is_whole`): there will be a newer one.
+        """
+        if generation > self._newest or (generation == self._newest and not is_whole):
             self._newest = generation
             self._exchange.void({p.address for p in self._pservers}, generation)
 

@@ -31,7 +31,7 @@ def main() -> None:
     hold = holding.Holding(options)
     data = {"id": np.arange(options.samples)}
 
-    job = eg.init(update=updates.UPDATES[options.rule], seed=options.seed)
+    job = eg.init(update=updates.UPDATES[options.rule], seed=options.seed, checkpoints=holding.checkpoints(options))
     model = Trace(options.epochs)
     optimizer = job.optimizer(model, dense=eg.SGD(lr=1.0), sparse=eg.SGD(lr=1.0))
     for epoch in job.epochs(options.epochs):

@@ -5,6 +5,7 @@ import sys
 import holding
 import numpy as np
 import torch.nn.functional as F
+import updates
 from torch import nn
 
 import evergrad as eg
@@ -34,11 +35,12 @@ def dataset(samples: int) -> eg.data.Columns:
 def main() -> None:
     parser = holding.parser(__doc__)
     parser.set_defaults(samples=12_000, batch_size=64)
+    updates.add_rule(parser)
     options = parser.parse_args()
     hold = holding.Holding(options)
     train = dataset(options.samples)
 
-    job = eg.init(update=eg.Sync(batches_per_step=4), seed=options.seed)
+    job = eg.init(update=updates.UPDATES[options.rule], seed=options.seed, checkpoints=holding.checkpoints(options))
     model = Ranker()
     optimizer = job.optimizer(model, dense=eg.Adam(lr=1e-3), sparse=eg.Adagrad(lr=0.1))
     for epoch in job.epochs(options.epochs):

@@ -3,6 +3,7 @@
 `--hold PLACE=FILE`: at this place wait until FILE exists; `FILE.PID` says that this process has come so far. Places:
 `epoch:N` (inside the first batch of epoch N), `evaluate:N` (inside the evaluation of epoch N), `end` (before saving).
 `--diary FOLDER`: note each batch in FOLDER/PID.
+`--every N`: make checkpoints beside the model, also every so many steps.
 `--slow FOLDER`: while FOLDER/PID exists, a batch takes five times as long; FOLDER/PID.seen says that one did.
 """
 
@@ -12,6 +13,8 @@ import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
+
+import evergrad as eg
 
 ROOT = Path(__file__).parents[3]
 LONGEST_S = 90.0
@@ -31,8 +34,14 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--pause", type=float, default=0.0, help="seconds that computing a batch takes")
     parser.add_argument("--hold", action="append", default=[], metavar="PLACE=FILE")
     parser.add_argument("--diary", type=Path)
+    parser.add_argument("--every", type=int, metavar="N")
     parser.add_argument("--slow", type=Path)
     return parser
+
+
+def checkpoints(options: argparse.Namespace) -> eg.Checkpoints | None:
+    """Those that `--every` asks for."""
+    return eg.Checkpoints(options.out.with_name("checkpoints"), options.every, keep=100) if options.every else None
 
 
 class Holding:

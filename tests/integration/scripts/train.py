@@ -49,7 +49,7 @@ def main() -> None:
     hold = holding.Holding(options)
     train, valid = dataset(options.samples, 1), dataset(300, 2)
 
-    job = eg.init(update=updates.UPDATES[options.rule], seed=options.seed)
+    job = eg.init(update=updates.UPDATES[options.rule], seed=options.seed, checkpoints=holding.checkpoints(options))
     model = Ranker(options.dim)
     optimizer = job.optimizer(model, dense=eg.Adam(lr=lambda step: 1e-2 / (1 + step / 50)), sparse=eg.Adagrad(lr=0.05))
 
