@@ -86,6 +86,7 @@ KINDS = OF_TRAINERS + OF_SERVERS
 RULES = (
     Rule("sync", TRAIN, "same bits", other_bits, KINDS),
     Rule("async", COUNT, "each sample once", other_counts, KINDS, update="async"),
+    Rule("bounded", COUNT, "each sample once", other_counts, KINDS, update="bounded"),
     Rule("local-sgd", TRAIN, "same bits", other_bits, KINDS, update="local-sgd"),
     Rule("films", FILMS, "same bits", other_bits, ("kill", "kill all", *OF_SERVERS), epochs=40, least=50),
 )

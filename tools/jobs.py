@@ -3,6 +3,7 @@
 Whatever was started is ended by `close`, by its pid; the leak check of every test sees that nothing is left.
 """
 
+import contextlib
 import hashlib
 import os
 import signal
@@ -285,13 +286,14 @@ class Launched(Job):
         return self.launcher.wait()
 
     def close(self) -> None:
-        """Let the launcher clean up first."""
+        """Let the launcher clean up first: it is asked to, then, where it takes long, to do so at once."""
+        for _ in range(2):
+            if self.launcher.is_alive:
+                self.launcher.send(signal.SIGTERM)
+                with contextlib.suppress(Unmet):
+                    self.launcher.wait(20.0)
         if self.launcher.is_alive:
-            self.launcher.send(signal.SIGTERM)
-            try:
-                self.launcher.wait(20.0)
-            except AssertionError:
-                print(f"the launcher had to be killed:\n{self.text}")
+            print(f"the launcher had to be killed:\n{self.text}")
         super().close()
 
     def _file(self) -> JobFile | None:
