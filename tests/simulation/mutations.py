@@ -238,7 +238,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a batch is done when every pserver has applied it",
-        {Kind.COUNT, Kind.ENDLESS},
+        {Kind.COUNT, Kind.ENDLESS, Kind.FAILED},
         Roles(trainer=broken.WaitsForOneAcknowledgement),
         rule=ASYNC,
     ),
@@ -327,7 +327,7 @@ MUTATIONS = (
     ),
     Mutation(
         "nothing begins while somebody is at a task of an epoch that was left",
-        {Kind.EVALUATION, Kind.SAVED},
+        {Kind.EVALUATION, Kind.SAVED, Kind.FAILED},
         patches=((Training, "is_idle", property(broken.is_closed)),),
         rule=ASYNC,
     ),

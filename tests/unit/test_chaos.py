@@ -10,26 +10,35 @@ from safetensors.numpy import save_file
 from traces import miscounted
 
 SAMPLES, EPOCHS, BATCH = 8, 2, 2
+MOST = 1000
 SYNC = RULES[0]
 
 
 def felt(**missing: int) -> Outcome:
     counts = Counter(dict.fromkeys(KINDS, 3) | missing)
-    return Outcome(1, counts.copy(), counts)
+    return Outcome(1, 60, counts.copy(), counts)
 
 
 def test_a_run_in_which_every_kind_of_fault_was_felt_and_nothing_broke_is_good() -> None:
-    assert wrong_with({rule: felt() for rule in RULES}) == []
+    assert wrong_with({rule: felt() for rule in RULES}, MOST) == []
 
 
 def test_a_broken_promise_is_told_with_its_rule() -> None:
     outcome = felt()
     outcome.broken.append("round 3: not same bits: dense.safetensors")
-    assert wrong_with({SYNC: outcome}) == ["sync: round 3: not same bits: dense.safetensors"]
+    assert wrong_with({SYNC: outcome}, MOST) == ["sync: round 3: not same bits: dense.safetensors"]
 
 
 def test_a_kind_of_fault_that_was_never_felt_makes_a_run_that_shows_nothing() -> None:
-    assert wrong_with({SYNC: felt(freeze=0)}) == ["sync: none of these was felt: freeze"]
+    assert wrong_with({SYNC: felt(freeze=0)}, MOST) == ["sync: none of these was felt: freeze"]
+
+
+def test_a_rule_that_was_to_be_hurt_often_and_was_not_shows_nothing() -> None:
+    films = next(rule for rule in RULES if rule.least == 50)
+    outcome = felt()
+    outcome.strikes = 49
+    assert wrong_with({films: outcome}, MOST) == ["films: hurt only 49 times in 1 jobs, not 50 times"]
+    assert wrong_with({films: outcome}, 49) == []
 
 
 def test_the_table_has_a_column_for_each_rule_and_a_row_for_each_kind() -> None:

@@ -55,7 +55,7 @@ class Run:
         self.session = embedded_session(pservers)
         local = rule if isinstance(rule, eg.LocalSGD) else None
         schema = Schema(0, rule.spec(), (), ())
-        self.job = Job(self.session, schema, True, update == "async", local, plan, offer)
+        self.job = Job(self.session, schema, True, False, local, plan, offer)
         self.seen, self.totals, self.epochs = 0, {}, []
         with suppress(Stopped), warnings.catch_warnings():
             warnings.simplefilter("ignore")

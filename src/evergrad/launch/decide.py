@@ -18,7 +18,7 @@ job has fallen back behind where it was."""
 STEADY_S = 10.0
 """A process that has run for so long was started well; dying is then no reason to wait with the next start."""
 FIRST_BACKOFF_S = 0.5
-LONGEST_BACKOFF_S = 10.0
+LONGEST_BACKOFF_S = 4.0
 BUDGET_S = 3600.0
 """Restarts are counted over so long: a trainer that dies now and then in a job of weeks is never given up."""
 
