@@ -16,7 +16,7 @@ demo: $(READY) $(WARM) ## Train on real ratings alone and as a job that is hurt;
 	@$(PY) tools/demo.py
 
 test: $(READY) $(WARM) ## All tests
-	@$(PY) -m pytest -q
+	@$(PY) -m pytest -q --numprocesses logical --maxprocesses 4 --dist worksteal
 
 N ?= 1000
 SEED ?= 0

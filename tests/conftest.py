@@ -20,7 +20,8 @@ import pytest
 
 GRACE_S = 5.0
 """How long what a test has ended may take to be gone."""
-SEED = int(os.environ.get("EVERGRAD_TEST_SEED") or random.SystemRandom().randrange(2**31))
+SEED = int(os.environ.setdefault("EVERGRAD_TEST_SEED", str(random.SystemRandom().randrange(2**31))))
+"""Of the run, in each of its processes."""
 PR_SET_CHILD_SUBREAPER = 36
 
 hypothesis.settings.register_profile("evergrad", deadline=None, print_blob=True)

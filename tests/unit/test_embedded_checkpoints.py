@@ -47,7 +47,9 @@ class Model(nn.Module):
 class Run:
     """One run of a script; it may be given up after so many batches."""
 
-    def __init__(self, folder, update="sync", pservers=1, stop_at=None, out=None, epochs=3, every=2, keep=3, **more):
+    def __init__(
+        self, folder, update="sync", pservers=1, stop_at=None, out=None, epochs=3, every=2, keep=3, data=DATA, **more
+    ):
         torch.manual_seed(0)
         rule = UPDATES[update]
         plan = eg.Checkpoints(folder, every=every, keep=keep, best=more.get("best")) if folder else None
@@ -57,6 +59,7 @@ class Run:
         schema = Schema(0, rule.spec(), (), ())
         self.job = Job(self.session, schema, True, False, local, plan, offer)
         self.seen, self.totals, self.epochs = 0, {}, []
+        self._data = data
         with suppress(Stopped), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             self._train(stop_at, out, epochs)
@@ -68,10 +71,10 @@ class Run:
         def count(batch):
             return {"n": len(batch["id"]), "loss": eg.metrics.mean(model(batch))}
 
-        self.totals[-1] = job.evaluate(count, DATA, batch_size=16)
+        self.totals[-1] = job.evaluate(count, self._data, batch_size=16)
         for epoch in job.epochs(epochs):
             self.epochs.append(epoch)
-            for batch in job.batches(DATA, batch_size=4):
+            for batch in job.batches(self._data, batch_size=4):
                 optimizer.zero_grad()
                 model(batch).square().mean().backward()
                 optimizer.step()
@@ -79,7 +82,7 @@ class Run:
                 if self.seen == stop_at:
                     self.wait()
                     raise Stopped
-            self.totals[epoch] = job.evaluate(count, DATA, batch_size=16)
+            self.totals[epoch] = job.evaluate(count, self._data, batch_size=16)
             job.report({"loss": self.totals[epoch]["loss"]})
         job.save_model(out)
         self.wait()
@@ -129,6 +132,20 @@ def test_a_run_given_up_is_gone_on_with_by_another_number_of_pservers_with_the_s
     third = run(folder, update=update, pservers=2)
     assert third.seen < 30
     assert third.totals[2] == whole.totals[2]
+    assert model_of(tmp_path) == wanted
+
+
+@pytest.mark.parametrize("after", [1, 2, 3, 5])
+@pytest.mark.parametrize("before", [1, 2, 3, 5])
+@pytest.mark.parametrize("samples", [24, 4])
+def test_the_bits_are_the_same_whatever_number_of_pservers_saved_and_goes_on(run, tmp_path, before, after, samples):
+    data = {name: values[:samples] for name, values in DATA.items()}
+    whole = run(epochs=3, data=data)
+    wanted = model_of(tmp_path)
+    folder = tmp_path / "c"
+    run(folder, pservers=before, every=1, stop_at=3, data=data)
+    rest = run(folder, pservers=after, data=data)
+    assert rest.seen < whole.seen
     assert model_of(tmp_path) == wanted
 
 
