@@ -47,9 +47,7 @@ class Model(nn.Module):
 class Run:
     """One run of a script; it may be given up after so many batches."""
 
-    def __init__(
-        self, folder, update="sync", pservers=1, stop_at=None, out=None, epochs=3, every=2, keep=3, data=DATA, **more
-    ):
+    X
         torch.manual_seed(0)
         rule = UPDATES[update]
         plan = eg.Checkpoints(folder, every=every, keep=keep, best=more.get("best")) if folder else None
@@ -59,7 +57,7 @@ class Run:
         schema = Schema(0, rule.spec(), (), ())
         self.job = Job(self.session, schema, True, False, local, plan, offer)
         self.seen, self.totals, self.epochs = 0, {}, []
-        self._data = data
+        self._data = more.get("data", DATA)
         with suppress(Stopped), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             self._train(stop_at, out, epochs)
