@@ -47,7 +47,7 @@ class Model(nn.Module):
 class Run:
     """One run of a script; it may be given up after so many batches."""
 
-    X
+    def __init__(self, folder, update="sync", pservers=1, stop_at=None, out=None, epochs=3, every=2, keep=3, **more):
         torch.manual_seed(0)
         rule = UPDATES[update]
         plan = eg.Checkpoints(folder, every=every, keep=keep, best=more.get("best")) if folder else None
