@@ -911,6 +911,18 @@ def test_the_status_names_a_trainer_whose_script_asks_for_nothing():
     assert waits(job, "a", "b")[1] == "b to go on in its script"
 
 
+def test_the_status_says_how_long_a_member_has_not_turned_to_its_messages():
+    job = Job(1)
+    job.join("a")
+    for member in ("a", "p0"):
+        job.say("beat", Heartbeat(Request(0), member, 12.3))
+    found = {m.role: m.doing for m in job.status().members}
+    assert found[Role.TRAINER].endswith("in its script for 12 s")
+    assert found[Role.PSERVER] == "at one thing for 12 s"
+    job.say("beat", Heartbeat(Request(0), Member("a"), 0.4))
+    assert "12 s" not in {m.role: m.doing for m in job.status().members}[Role.TRAINER]
+
+
 def test_the_status_names_who_evaluates_and_who_saves():
     job = Job()
     job.begin("a", "b")

@@ -9,7 +9,7 @@ from evergrad.master.progress import Progress as Shown
 from evergrad.master.recovery import Recovery
 from evergrad.master.script import SLOW_S
 from evergrad.master.settings import Settings
-from evergrad.messages import Member, Place, Request, Status, Term
+from evergrad.messages import Member, Place, Request, Role, Status, Term
 
 SILENT_S = 2.0
 """A pserver not heard of for longer is shown as waited for."""
@@ -138,5 +138,9 @@ class Overview(NamedTuple):
             return "finished"
         if (behind := self._behind(member)) is not None:
             return f"waits for {self._name(behind.member)}, {behind.batches} batches behind"
-        script = self.recovery.script
-        return script.doing.get(member, "") if script is not None else ""
+        script, state = self.recovery.script, self.members[member]
+        doing = script.doing.get(member, "") if script is not None else ""
+        if state.idle_s < SLOW_S:
+            return doing
+        stands = f"{'in its script' if state.role is Role.TRAINER else 'at one thing'} for {state.idle_s:.0f} s"
+        return f"{doing}, {stands}" if doing else stands
