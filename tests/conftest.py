@@ -25,7 +25,7 @@ SEED = int(os.environ.setdefault("EVERGRAD_TEST_SEED", str(random.SystemRandom()
 PR_SET_CHILD_SUBREAPER = 36
 os.environ.setdefault(
     "OMP_NUM_THREADS", "1"
-)  # before torch comes: threads that spin for each other on busy cores take minutes
+)  # before torch comes: on busy cores its threads wait for each other
 
 hypothesis.settings.register_profile("evergrad", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("evergrad")
