@@ -46,6 +46,8 @@ class Record(msgspec.Struct, frozen=True):
     """What there was at the start of the job."""
     source: Source | None = None
     """What the generation was restored from."""
+    fell_behind: Generation = Generation(0)
+    """The last generation that began behind where scripts were."""
     pservers: tuple[PserverAt, ...] = ()
     names: tuple[tuple[str, int], ...] = ()
     """Name and pid of each."""

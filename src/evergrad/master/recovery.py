@@ -44,6 +44,7 @@ from evergrad.messages import (
     Committed,
     EpochClosed,
     Frozen,
+    Generation,
     Marked,
     Message,
     Missing,
@@ -91,8 +92,8 @@ class Recovery:
         self.generations = Generations(term)
         self.checkpoints = Checkpoints(None, is_sync=True)
         self.found: Found | None = None
-        self.must_start_again = False
-        """Whether the job has fallen back behind where scripts are, since this was last cleared."""
+        self.fell_behind = Generation(0)
+        """The last generation that began behind where scripts were: older scripts are to start again."""
         self._settings, self._term = settings, term
         self._members, self._failures, self._shown, self._end = members, failures, shown, end
         self._numbers = AttemptNumbers(term)
@@ -189,12 +190,14 @@ class Recovery:
         source, progress = self.found.source, self.found.progress if self.found.source is not None else None
         if durable and spec is not None:
             source, progress = Source(spec.url, durable[-1].serial), durable[-1].progress
-        is_begun = self.script.training.number >= 0
-        if self.generations.at and not _reaches(progress, self.script.passed, is_begun):
-            self.must_start_again = True
+        is_behind = self.generations.at and not _reaches(progress, self.script.passed, self.script.begun.epoch >= 0)
+        self.generations.begin(present, source)
+        if is_behind:
+            self.fell_behind = self.generations.number
+            self.script.go_back(progress)
+            self._shown.note_event("the job falls back behind where scripts are: they are started again", True)
         self.checkpoints.fall_back()
         self.script.restore(progress)
-        self.generations.begin(present, source)
 
     def lost(self, name: str, reason: str, now_s: float) -> None:
         """A pserver is gone."""
@@ -450,6 +453,7 @@ class Recovery:
             spec=self.checkpoints.spec,
             found=self.found,
             source=generations.source,
+            fell_behind=self.fell_behind,
             pservers=generations.at,
             names=tuple(self._members.name_of(p.member) for p in generations.at),
             next_serial=self._next_serial,
@@ -476,6 +480,7 @@ class Recovery:
         self.script = Script(record.schema.update, self._numbers, self.checkpoints.covers)
         self.script.adopt(record)
         self.generations.adopt(record)
+        self.fell_behind = record.fell_behind
         self._hold()
         self._unrated = {d.serial: None for d in record.durable if d.best is not None}  # it may not be written
         for p, (name, pid) in zip(record.pservers, record.names, strict=True):

@@ -113,6 +113,21 @@ class Script:
         for call in self._open_calls():
             call.release_all()
 
+    def go_back(self, progress: Progress | None) -> None:
+        """Scripts start again, to go on there: nothing beyond was done."""
+        at = progress or Progress()
+        self.passed = at.epoch if at.is_closed else max(at.epoch - 1, -1)
+        self._left_until = at.left_until
+        self._evaluations = {call: e for call, e in self._evaluations.items() if call[0] <= at.epoch}
+        self._savings = {call: s for call, s in self._savings.items() if call[0] <= at.epoch}
+
+    def is_past(self, epoch: int) -> bool:
+        """Whether training is past this epoch."""
+        open_epoch = self.training.epoch
+        return self.training.number > epoch or (
+            open_epoch is not None and open_epoch.number == epoch and open_epoch.is_closed
+        )
+
     def calls_done(self) -> tuple[tuple[EvaluationDone, ...], tuple[SavingDone, ...]]:
         """The evaluations and savings that are done."""
         evaluations = (
