@@ -324,7 +324,8 @@ class Recovery:
             return
         progress = script.progress()
         is_still = script.is_idle or is_stopping
-        may_mark = (is_still or not checkpoints.is_sync) and generations.pservers.have_acknowledged
+        is_moment = is_still or not checkpoints.is_sync
+        may_mark = is_moment and not script.is_settling and generations.pservers.have_acknowledged
         if progress is not None and may_mark and checkpoints.wants(progress, script.steps, is_still, now_s):
             checkpoints.begin(progress, script.calls_done(), script.steps, script.is_idle, now_s)
         complete = checkpoints.take_complete(self._settings.places)

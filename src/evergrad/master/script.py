@@ -175,6 +175,12 @@ class Script:
         """Whether nothing is trained: the model does not change."""
         return self._is_initialized and self.training.is_idle
 
+    @property
+    def is_settling(self) -> bool:
+        """Whether an epoch is over of which batches may still be on their way: there is no moment to show."""
+        epoch = self.training.epoch
+        return epoch is not None and epoch.is_closed and not self.training.is_idle
+
     def _may_pass(self) -> bool:
         progress = self.progress()
         return progress is not None and self._is_covered(progress)
