@@ -38,3 +38,16 @@ def test_so_it_is_in_a_job_that_is_to_stop():
     job.wait(1, "a")
     assert job.master.has_ended
     assert progress_of(job)[-1].is_closed
+
+
+def test_the_next_master_tells_the_pservers_that_an_epoch_was_left_before_it_counts_as_over():
+    job, _ = left_while_another_is_in_a_task()
+    for p in job.pservers.values():
+        p.is_deaf = lambda message: isinstance(message, CloseEpoch)
+    job.start_master()
+    job.wait(1)
+    assert all(set(p.cuts) <= {0} for p in job.pservers.values())
+    for p in job.pservers.values():
+        p.is_deaf = lambda message: False
+    job.wait(1)
+    assert [(p.epoch, p.is_closed) for p in progress_of(job)] == [(-1, False), (0, True)]

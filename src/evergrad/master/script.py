@@ -101,13 +101,16 @@ class Script:
             return None
         return msgspec.structs.replace(self.training.progress(), left_until=self._left_until)
 
-    def restore(self, progress: Progress | None) -> None:
-        """A generation begins there, or with nothing: what anybody held is void."""
+    def restore(self, progress: Progress | None, are_told: bool = True) -> None:
+        """A generation begins there, or with nothing: what anybody held is void.
+
+        Where another master's goes on, pservers may not have been told of the end of the epoch (not `are_told`).
+        """
         self.doing.clear()
         self._adopted = None
         self._initial = TaskPool([0], self._numbers, None)
         self._is_initialized = progress is not None
-        self.training.restore(progress or Progress())
+        self.training.restore(progress or Progress(), are_told)
         if progress is not None:
             self._left_until = max(self._left_until, progress.left_until)
         for call in self._open_calls():
@@ -163,7 +166,7 @@ class Script:
 
     def resume(self, version: int, standing: Standing) -> None:
         """Another master's epoch is where the pservers say."""
-        self.restore(msgspec.structs.replace(self.begun, version=version, standing=standing))
+        self.restore(msgspec.structs.replace(self.begun, version=version, standing=standing), are_told=False)
 
     @property
     def steps(self) -> int:
