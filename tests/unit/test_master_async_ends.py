@@ -30,7 +30,7 @@ def test_no_cut_begins_before_the_last_task_is_done_and_all_pservers_have_closed
 
 
 def test_so_it_is_in_a_job_that_is_to_stop():
-    job, task = left_while_another_is_in_a_task()
+    job, _ = left_while_another_is_in_a_task()
     job.say("launcher", StopJob(Request(5), None, grace_s=60.0))
     job.wait(1, "a", "b")
     assert all(set(p.cuts) <= {0} for p in job.pservers.values())

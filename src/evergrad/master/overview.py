@@ -95,6 +95,8 @@ class Overview(NamedTuple):
         silent = [place for place, p in sorted(self.members.pservers().items()) if now_s - p.seen_s > SILENT_S]
         if silent:
             return f"pserver {silent[0]}, which is silent"
+        if recovery.is_storage_away:
+            return "the storage of checkpoints, which cannot be read"
         pservers = recovery.generations.pservers
         if pservers is not None and (told := pservers.waits_for(now_s - SLOW_S)):
             return f"pserver {told[0]} to acknowledge what it was told"

@@ -48,6 +48,7 @@ from evergrad.messages import (
     Marked,
     Message,
     Missing,
+    Obstacle,
     Progress,
     PserverAt,
     Restored,
@@ -59,6 +60,9 @@ from evergrad.messages import (
 )
 
 OfGeneration = Restored | Committed | EpochClosed | Missing
+AGAIN_S = 5.0
+"""Storage that could not be read is tried again after this long, and after as long as pservers have tried it."""
+
 OfCut = Frozen | Marked | Written | Abandoned
 
 
@@ -106,6 +110,8 @@ class Recovery:
         self._rating: int | None = None
         self._phases = Phases()
         self._has_taken_over = False
+        self._again_s: float | None = None
+        """When the checkpoint that could not be read is tried again."""
 
     # -- the beginning -------------------------------------------------------------------------------------------------
 
@@ -147,6 +153,11 @@ class Recovery:
         return self.generations.are_restored
 
     @property
+    def is_storage_away(self) -> bool:
+        """Whether the generation waits for its checkpoint to be readable."""
+        return self._again_s is not None
+
+    @property
     def is_whole(self) -> bool:
         """Whether the pservers of the present generation are all there; before the first there are none."""
         return self._members.present() == self.generations.at
@@ -166,7 +177,8 @@ class Recovery:
             return
         if len(present) < self._settings.places or self.refuse_found() is not None:
             return
-        if present != generations.at:
+        is_again = self._again_s is not None and now_s >= self._again_s
+        if present != generations.at or is_again:
             self._begin(present, now_s)
         elif (standings := generations.found()) is not None:
             if standings.is_whole(generations.number):
@@ -184,6 +196,7 @@ class Recovery:
     def _begin(self, present: tuple[PserverAt, ...], now_s: float) -> None:
         """A generation begins with the newest checkpoint there is, else with what the job began with."""
         assert self.script is not None
+        self._again_s = None
         self._phases.ended("until all pservers were there", now_s)
         assert self.found is not None
         spec, durable = self.checkpoints.spec, self.checkpoints.durable
@@ -217,7 +230,7 @@ class Recovery:
             return
         match message:
             case Restored(failure=str(failure)):
-                self._cannot_restore(failure, now_s)
+                self._cannot_restore(failure, message.obstacle, now_s)
             case Restored():
                 had = pservers.are_restored
                 pservers.restored(message)
@@ -244,12 +257,18 @@ class Recovery:
         self._shown.note_event(what, is_trouble=True)
         self._begin(self.generations.at, now_s)
 
-    def _cannot_restore(self, failure: str, now_s: float) -> None:
-        """The checkpoint is given up for the one before it."""
+    def _cannot_restore(self, failure: str, obstacle: Obstacle, now_s: float) -> None:
+        """A damaged checkpoint is given up for the one before it; for storage that is away the job waits."""
+        if self.is_storage_away:
+            return
+        if obstacle is Obstacle.AWAY:
+            self._again_s = now_s + AGAIN_S
+            self._shown.note_event(f"{failure}: it is tried again in {AGAIN_S:g} s", is_trouble=True)
+            return
         source, durable = self.generations.source, self.checkpoints.durable
         is_own = source is not None and any(d.serial == source.serial for d in durable)
         self._shown.note_event(f"a checkpoint could not be restored: {failure}", is_trouble=True)
-        if source is None or not is_own or len(durable) == 1:
+        if source is None or not is_own or len(durable) == 1 or obstacle is Obstacle.HERE:
             self._end(f"the checkpoint to begin with cannot be restored: {failure}")
             return
         self.checkpoints.forget(source.serial)
