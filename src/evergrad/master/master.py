@@ -193,7 +193,8 @@ class Master:
         if not self.is_over:
             self._recovery.form(self.members.present(), now_s)
             self._decide(now_s)
-            self._recovery.cut(self._stopping is not None, now_s)
+            is_stopping = self._stopping is not None
+            self._recovery.cut(is_stopping, is_stopping or self._are_finished, now_s)
             self._end_if_due(now_s)
         self._recovery.record()
         if self._recovery.is_all_recorded:
@@ -506,6 +507,13 @@ class Master:
         self._end_if_due(now_s)
         return Ended(ask.request, self.failure) if self.is_over else None
 
+    @property
+    def _are_finished(self) -> bool:
+        """Whether every trainer's script is at its end, and none has to start again."""
+        behind, finished = self._recovery.fell_behind, self._finished
+        trainers = self.members.trainers()
+        return bool(finished) and all(t.member in finished and t.began >= behind for t in trainers)
+
     def _end_if_due(self, now_s: float) -> None:
         """Every trainer's script is at its end, or the job is to stop; and what was trained is in a checkpoint.
 
@@ -513,16 +521,16 @@ class Master:
         """
         recovery = self._recovery
         if (stopping := self._stopping) is not None:
-            is_saved = recovery.is_covered or recovery.checkpoints.has_newer(stopping.begun)
+            checkpoints = recovery.checkpoints
+            is_saved = recovery.is_now(checkpoints.is_saved) or checkpoints.has_newer(stopping.begun)
             if is_saved or now_s > stopping.until_s:
                 self.end(stopping.failure)
-        trainers, pservers = self.members.trainers(), recovery.generations.pservers
-        behind = self._recovery.fell_behind
-        if not self._finished or any(t.member not in self._finished or t.began < behind for t in trainers):
+        pservers = recovery.generations.pservers
+        if not self._are_finished:
             return
         if pservers is not None and not (pservers.are_restored and pservers.have_acknowledged):
             return
-        if recovery.is_covered:
+        if recovery.is_now(recovery.checkpoints.may_end):
             self.end(self._failures.summary())
 
     def _stop(self, message: StopJob, now_s: float) -> None:

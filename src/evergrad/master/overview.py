@@ -123,7 +123,8 @@ class Overview(NamedTuple):
     def _gate(self) -> str:
         """The checkpoint without which nothing goes on."""
         script, recovery = self.recovery.script, self.recovery
-        if script is None or not script.is_idle or recovery.is_covered:
+        may_go_on = recovery.checkpoints.may_end if self.finished else recovery.checkpoints.may_pass
+        if script is None or not script.is_idle or recovery.is_now(may_go_on):
             return ""
         return recovery.checkpoints.waits_for(recovery.generations.at)
 

@@ -122,7 +122,7 @@ class Recovery:
         if (where := url or settings.scratch) is not None:
             spec = CheckpointSpec(where) if spec is None else msgspec.structs.replace(spec, url=where)
             self.checkpoints = Checkpoints(spec, agree.schema.update.is_sync)
-        self.script = Script(agree.schema.update, self._numbers, self.checkpoints.covers)
+        self.script = Script(agree.schema.update, self._numbers, self.checkpoints.may_pass)
         if url is None and agree.warm_start is None and settings.resume in ("auto", "never"):
             self.found = Found()
             return
@@ -302,7 +302,7 @@ class Recovery:
         assert pservers is not None
         assert script is not None
         serial, progress = None, script.progress()
-        if progress is not None and self.checkpoints.wants(progress, script.steps, script.is_idle, now_s):
+        if progress is not None and self.checkpoints.wants(progress, script.steps, script.is_idle, False, now_s):
             serial = self.checkpoints.begin(progress, script.calls_done(), script.steps, script.is_idle, now_s)
         pservers.tell(Commit(self._term, self.generations.number, step, chosen, serial))  # type: ignore[arg-type]
 
@@ -329,11 +329,12 @@ class Recovery:
             return None
         return self.checkpoints.heard(message, self._term, self._settings.places, now_s)
 
-    def cut(self, is_stopping: bool, now_s: float) -> None:
+    def cut(self, is_stopping: bool, is_last: bool, now_s: float) -> None:
         """Begin the cuts that no commit carries, and finish those that are written.
 
         Args:
             is_stopping: nothing is handed out any more.
+            is_last: the end of the job waits for a checkpoint.
             now_s: the time.
         """
         checkpoints, script, generations = self.checkpoints, self.script, self.generations
@@ -345,7 +346,7 @@ class Recovery:
         is_still = script.is_idle or is_stopping
         is_moment = is_still or not checkpoints.is_sync
         may_mark = is_moment and not script.is_settling and generations.pservers.have_acknowledged
-        if progress is not None and may_mark and checkpoints.wants(progress, script.steps, is_still, now_s):
+        if progress is not None and may_mark and checkpoints.wants(progress, script.steps, is_still, is_last, now_s):
             checkpoints.begin(progress, script.calls_done(), script.steps, script.is_idle, now_s)
         complete = checkpoints.take_complete(self._settings.places)
         if complete is not None and checkpoints.spec is not None and self.schema is not None:
@@ -372,11 +373,10 @@ class Recovery:
                 self._rating = serial
                 self._errands.append(PutMetrics(spec.url, serial, Metrics(self._shown.reported_so_far(), durable.best)))
 
-    @property
-    def is_covered(self) -> bool:
-        """Whether the model as it is now is in a checkpoint, if there are any."""
+    def is_now(self, holds: Callable[[Progress], bool]) -> bool:
+        """Whether this holds where training is now; before the initial values there is nothing to lose."""
         progress = self.script.progress() if self.script is not None else None
-        return progress is None or self.checkpoints.covers(progress)
+        return progress is None or holds(progress)
 
     def _prune(self) -> None:
         """Remove what is kept no longer."""
@@ -497,7 +497,7 @@ class Recovery:
         if record.schema is None:
             return
         self.checkpoints = Checkpoints(record.spec, record.schema.update.is_sync, record.durable)
-        self.script = Script(record.schema.update, self._numbers, self.checkpoints.covers)
+        self.script = Script(record.schema.update, self._numbers, self.checkpoints.may_pass)
         self.script.adopt(record)
         self.generations.adopt(record)
         self.fell_behind = record.fell_behind

@@ -67,7 +67,7 @@ class Script:
     Args:
         update: the job's update rule.
         numbers: numbers attempts.
-        is_covered: whether scripts may pass this place, since no fall-back will go behind it.
+        may_pass: whether scripts may pass this place, since no fall-back will go behind it.
 
     Invariants:
     1. The initial values are committed before anything else is handed out.
@@ -76,14 +76,14 @@ class Script:
     """
 
     def __init__(
-        self, update: UpdateSpec, numbers: AttemptNumbers, is_covered: Callable[[Progress], bool] = lambda _: True
+        self, update: UpdateSpec, numbers: AttemptNumbers, may_pass: Callable[[Progress], bool] = lambda _: True
     ) -> None:
         self.training = Training(update, numbers)
         self.epochs = 0
         self.doing: dict[Member, str] = {}
         self._is_sync = update.is_sync
         self._numbers = numbers
-        self._is_covered = is_covered
+        self._may_pass_at = may_pass
         self._initial = TaskPool([0], numbers, None)
         self._is_initialized = False
         self._adopted: Progress | None = None
@@ -186,7 +186,7 @@ class Script:
 
     def _may_pass(self) -> bool:
         progress = self.progress()
-        return progress is not None and self._is_covered(progress)
+        return progress is not None and self._may_pass_at(progress)
 
     # -- what is done --------------------------------------------------------------------------------------------------
 
