@@ -92,6 +92,9 @@ class Script:
         self._left_until = 0
         self._evaluations: dict[Call, Evaluation] = {}
         self._savings: dict[Call, Saving] = {}
+        self._open: list[Evaluation | Saving] = []
+        self._done = 0
+        """How many calls are done."""
 
     # -- other generations and masters ---------------------------------------------------------------------------------
 
@@ -113,7 +116,7 @@ class Script:
         self.training.restore(progress or Progress(), are_told)
         if progress is not None:
             self._left_until = max(self._left_until, progress.left_until)
-        for call in self._open_calls():
+        for call in self._open:
             call.release_all()
 
     def go_back(self, progress: Progress | None) -> None:
@@ -123,6 +126,7 @@ class Script:
         self._left_until = at.left_until
         self._evaluations = {call: e for call, e in self._evaluations.items() if call[0] <= at.epoch}
         self._savings = {call: s for call, s in self._savings.items() if call[0] <= at.epoch}
+        self._count_calls()
 
     def is_past(self, epoch: int) -> bool:
         """Whether training is past this epoch."""
@@ -149,6 +153,7 @@ class Script:
         """These were done before."""
         self._evaluations = {(e.epoch, e.ordinal): Evaluation.again(e, self._numbers) for e in evaluations}
         self._savings = {(s.epoch, s.ordinal): Saving.again(s, self._numbers) for s in savings}
+        self._count_calls()
 
     @property
     def begun(self) -> Progress:
@@ -161,8 +166,7 @@ class Script:
 
     def facts(self) -> Hashable:
         """What of it the next master must know, in short."""
-        done = sum(e.is_done for e in self._evaluations.values()), sum(s.is_done for s in self._savings.values())
-        return self.begun, self.epochs, self.passed, done
+        return self.begun, self.epochs, self.passed, self._done
 
     def resume(self, version: int, standing: Standing) -> None:
         """Another master's epoch is where the pservers say."""
@@ -249,12 +253,15 @@ class Script:
         """An evaluation, a saving or the leaving of a loop is reported."""
         match done:
             case EvalDone():
-                for evaluation in self._evaluations.values():
-                    if not evaluation.is_done:
-                        evaluation.finish(done)
+                for call in self._open:
+                    if isinstance(call, Evaluation):
+                        call.finish(done)
+                self._close_calls()
             case SaveDone():
-                for saving in self._savings.values():
-                    saving.finish(done.attempt, done.failure)
+                for call in self._open:
+                    if isinstance(call, Saving):
+                        call.finish(done.attempt, done.failure)
+                self._close_calls()
             case BreakDone():
                 epoch = self.training.epoch
                 if epoch is not None and epoch.number == done.epoch:
@@ -268,7 +275,7 @@ class Script:
         self._initial.release(member)
         if self.training.epoch is not None:
             self.training.epoch.release(member)
-        for call in self._open_calls():
+        for call in self._open:
             call.release(member)
 
     # -- what is next --------------------------------------------------------------------------------------------------
@@ -313,7 +320,7 @@ class Script:
     def _batch(self, ask: Ask, want: WantBatch, now: Now) -> Message | None:
         epoch = self.training.epoch
         if epoch is None or want.epoch > epoch.number:
-            if not self.training.is_idle or self._open_calls() or not self._may_pass():
+            if not self.training.is_idle or self._open or not self._may_pass():
                 return None
             epoch = self.training.open(want.epoch, want.data)
         if want.epoch < epoch.number:
@@ -335,6 +342,7 @@ class Script:
             if not self._may_open(want.epoch):
                 return self._wait_or_refuse(ask.request, "evaluate", want.epoch)
             self._evaluations[call] = Evaluation(want.data, self._numbers)
+            self._open_call(self._evaluations[call])
         evaluation = self._evaluations[call]
         if want.data != evaluation.data and not evaluation.is_past:
             return Refused(ask.request, _other_data("evaluate", evaluation.data, want.data))
@@ -354,6 +362,7 @@ class Script:
             if not self._may_open(want.epoch):
                 return self._wait_or_refuse(ask.request, "save_model", want.epoch)
             self._savings[call] = Saving(want.path, self._numbers)
+            self._open_call(self._savings[call])
         saving = self._savings[call]
         if want.path != saving.path and not saving.is_past:
             reason = f"save_model: this trainer saves to {want.path!r}, the others to {saving.path!r}"
@@ -367,7 +376,7 @@ class Script:
 
     def _may_open(self, epoch: int) -> bool:
         """Whether a call at this place of the script can begin: nothing is trained, nothing else is open."""
-        is_free = self.training.is_idle and not self._open_calls() and self._may_pass()
+        is_free = self.training.is_idle and not self._open and self._may_pass()
         return is_free and epoch >= self.training.number
 
     def _wait_or_refuse(self, request: Request, what: str, epoch: int) -> Message | None:
@@ -376,9 +385,20 @@ class Script:
         reason = f"{what}: this trainer calls it in epoch {epoch} where the others did not"
         return Refused(request, f"{reason}; run the same script everywhere")
 
-    def _open_calls(self) -> list[Evaluation | Saving]:
-        calls: list[Evaluation | Saving] = [*self._evaluations.values(), *self._savings.values()]
-        return [call for call in calls if not call.is_done]
+    def _open_call(self, call: Evaluation | Saving) -> None:
+        self._open.append(call)
+        self._close_calls()  # there may be nothing to do for it
+
+    def _close_calls(self) -> None:
+        """Those that are done are open no more."""
+        left = [call for call in self._open if not call.is_done]
+        self._done += len(self._open) - len(left)
+        self._open = left
+
+    def _count_calls(self) -> None:
+        """Calls were put in or taken out."""
+        self._open, self._done = [*self._evaluations.values(), *self._savings.values()], 0
+        self._close_calls()
 
     def _version(self) -> int:
         return self.training.version if self._is_sync else NEWEST
@@ -389,8 +409,8 @@ class Script:
         """What is under way, in a word or two."""
         if not self._is_initialized:
             return "starting"
-        if calls := self._open_calls():
-            return "saving" if isinstance(calls[0], Saving) else "evaluating"
+        if self._open:
+            return "saving" if isinstance(self._open[0], Saving) else "evaluating"
         return "between epochs" if self.training.is_idle else "training"
 
     def slow_task(self, now_s: float) -> tuple[str, Member, float] | None:
@@ -398,7 +418,7 @@ class Script:
         pending = [("the initial values", *held) for held in self._initial.pending().values()]
         if self.training.epoch is not None:
             pending += [(f"task {index}", *held) for index, held in self.training.epoch.waits_for().items()]
-        for call in self._open_calls():
+        for call in self._open:
             pending += [(call.title, *held) for held in call.waits_for().values()]
         if not pending:
             return None
