@@ -57,6 +57,8 @@ class Record(msgspec.Struct, frozen=True):
     passed: int = -1
     """The last epoch whose batches scripts are past."""
     epochs: int = 0
+    outside: tuple[int, ...] = ()
+    """The places outside of the loops over epochs, as evaluations and savings name them."""
     evaluations: tuple[EvaluationDone, ...] = ()
     savings: tuple[SavingDone, ...] = ()
     set_aside: tuple[SetAside, ...] = ()

@@ -481,6 +481,7 @@ class Recovery:
             progress=script.begun if script is not None else Progress(),
             passed=script.passed if script is not None else -1,
             epochs=script.epochs if script is not None else 0,
+            outside=script.outside() if script is not None else (),
             evaluations=evaluations,
             savings=savings,
             set_aside=tuple(self._failures.set_aside),

@@ -40,6 +40,7 @@ from evergrad.messages import (
     SaveTask,
     SavingDone,
     Standing,
+    StartAgain,
     TotalsAre,
     TrainDone,
     UpdateSpec,
@@ -51,6 +52,8 @@ from evergrad.messages import (
 
 SLOW_S = 1.0
 """A task pending for longer is shown as waited for."""
+REMEMBERED_EPOCHS = 100
+"""Evaluations and savings of so many past epochs are remembered, and those outside of the loops over epochs."""
 
 
 class Decided(NamedTuple):
@@ -90,6 +93,8 @@ class Script:
         self.passed = -1
         """The last epoch whose batches scripts are past."""
         self._left_until = 0
+        self._outside = {-1}
+        """The places before, between and after the loops over epochs, by which every script comes."""
         self._evaluations: dict[Call, Evaluation] = {}
         self._savings: dict[Call, Saving] = {}
         self._open: list[Evaluation | Saving] = []
@@ -146,7 +151,7 @@ class Script:
     def adopt(self, record: Record) -> None:
         """Take over what another master has seen."""
         self.epochs, self._left_until, self.passed = record.epochs, record.progress.left_until, record.passed
-        self._adopted = record.progress
+        self._adopted, self._outside = record.progress, {-1, *record.outside}
         self.take_calls(record.evaluations, record.savings)
 
     def take_calls(self, evaluations: Iterable[EvaluationDone], savings: Iterable[SavingDone]) -> None:
@@ -166,7 +171,11 @@ class Script:
 
     def facts(self) -> Hashable:
         """What of it the next master must know, in short."""
-        return self.begun, self.epochs, self.passed, self._done
+        return self.begun, self.epochs, self.passed, self._done, len(self._outside)
+
+    def outside(self) -> tuple[int, ...]:
+        """The places before, between and after the loops over epochs."""
+        return tuple(sorted(self._outside))
 
     def resume(self, version: int, standing: Standing) -> None:
         """Another master's epoch is where the pservers say."""
@@ -306,6 +315,7 @@ class Script:
 
     def _epoch(self, request: Request, want: WantEpoch) -> Message:
         self.epochs = max(self.epochs, want.until)
+        self._outside.add(want.until)
         epoch = max(want.after + 1, self.training.number)
         is_left = want.until <= self._left_until
         return EpochIs(request, epoch if epoch < want.until and not is_left else None)
@@ -323,6 +333,7 @@ class Script:
             if not self.training.is_idle or self._open or not self._may_pass():
                 return None
             epoch = self.training.open(want.epoch, want.data)
+            self._forget_calls()
         if want.epoch < epoch.number:
             return Over(ask.request)
         if want.data != epoch.data and not epoch.is_closed:
@@ -382,6 +393,8 @@ class Script:
     def _wait_or_refuse(self, request: Request, what: str, epoch: int) -> Message | None:
         if epoch >= self.training.number:
             return None
+        if epoch < self.training.number - REMEMBERED_EPOCHS:
+            return StartAgain(request)
         reason = f"{what}: this trainer calls it in epoch {epoch} where the others did not"
         return Refused(request, f"{reason}; run the same script everywhere")
 
@@ -394,6 +407,15 @@ class Script:
         left = [call for call in self._open if not call.is_done]
         self._done += len(self._open) - len(left)
         self._open = left
+
+    def _forget_calls(self) -> None:
+        """Drop those that no script asks for any more, but one so far behind that it may as well start again."""
+        oldest = self.training.number - REMEMBERED_EPOCHS
+        old = {epoch for epoch, _ in (*self._evaluations, *self._savings) if epoch < oldest} - self._outside
+        if old:
+            self._evaluations = {call: e for call, e in self._evaluations.items() if call[0] not in old}
+            self._savings = {call: s for call, s in self._savings.items() if call[0] not in old}
+            self._count_calls()
 
     def _count_calls(self) -> None:
         """Calls were put in or taken out."""
