@@ -376,6 +376,49 @@ def test_only_so_many_are_kept_besides_what_was_restored():
     assert sorted(job.shelf.pruned) == [0, 1, 2]
 
 
+class LateNews(Job):
+    """Storage has what is put at once; while `is_late` the master hears of it only by `hear`."""
+
+    def __init__(self, **options):
+        self.is_late, self.late = False, []
+        super().__init__(**options)
+
+    def run_errands(self):
+        errands = self.master._recovery._errands
+        for errand in [e for e in errands if isinstance(e, PutManifest) and self.is_late]:
+            errands.remove(errand)
+            self.late.append(errand)
+            self.shelf.complete[errand.complete.serial] = errand.complete
+        super().run_errands()
+
+    def hear(self):
+        self.is_late = False
+        for errand in self.late:
+            self.take(self.master.done(ManifestPut(errand.complete.serial), self.now))
+
+
+@pytest.mark.parametrize("dies", ["pserver", "master"])
+def test_a_checkpoint_that_is_complete_only_after_its_generation_is_removed_with_the_next_one(dies):
+    job = LateNews(spec=msgspec.structs.replace(SPEC, keep=1))
+    job.join("a")
+    job.train("a")
+    job.is_late = True
+    job.train("a", 1)
+    (stray,) = (errand.complete.serial for errand in job.late)
+    if dies == "pserver":
+        job.start_pserver(1)
+        job.wait(0.5, "a")
+        job.hear()
+        assert stray not in job.shelf.pruned
+    else:
+        job.is_late = False
+        job.start_master()
+        job.join("a")
+    job.train("a", 1)
+    assert stray in job.shelf.pruned
+    assert [d.serial for d in job.master._recovery.checkpoints.durable] == [max(job.shelf.complete)]
+
+
 def test_a_pserver_that_takes_no_cut_has_it_given_up_and_the_next_serial_tried():
     job = Job(schema=ASYNC)
     job.join("a")

@@ -118,6 +118,8 @@ class Checkpoints:
     def __init__(self, spec: CheckpointSpec | None, is_sync: bool, durable: Sequence[Durable] = ()) -> None:
         self.spec = spec
         self.durable = list(durable)
+        self.strays: set[int] = set()
+        """Serials that may be complete though nobody goes on from them: to be removed."""
         self.serials = range(0)
         """Those reserved and not used yet."""
         self.made = self.failed = 0
@@ -270,10 +272,19 @@ class Checkpoints:
         files = tuple(sorted((file for part in parts for file in part.files), key=lambda file: file.path))
         return Complete(cut.serial, cut.progress, cut.calls, files, parts[0].updates)
 
+    @property
+    def putting(self) -> int | None:
+        """The serial whose manifest is being put: to the next master it is a stray, if it is there at all."""
+        return self._cut.serial if self._cut is not None and self._cut.is_complete else None
+
     def put(self, serial: int, failure: str | None, now_s: float) -> bool:
-        """The manifest is there, or could not be put; returns whether there is a new checkpoint."""
+        """The manifest is there, or could not be put; returns whether there is a new checkpoint.
+
+        One that comes after its generation is a stray.
+        """
         cut = self._cut
         if cut is None or cut.serial != serial:
+            self.strays |= {serial} if failure is None else set()
             return False
         if failure is not None:
             self._fail(failure, now_s)

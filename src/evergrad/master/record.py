@@ -53,6 +53,8 @@ class Record(msgspec.Struct, frozen=True):
     """Name and pid of each."""
     next_serial: int = 0
     durable: tuple[Durable, ...] = ()
+    putting: int | None = None
+    """The serial whose manifest is being put."""
     progress: Progress = Progress()
     passed: int = -1
     """The last epoch whose batches scripts are past."""

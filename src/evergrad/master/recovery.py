@@ -31,7 +31,7 @@ from evergrad.master.members import Members
 from evergrad.master.phases import Phases
 from evergrad.master.progress import Progress as Shown
 from evergrad.master.record import Found, Record
-from evergrad.master.recording import Recording
+from evergrad.master.recording import Facts, Recording
 from evergrad.master.schema import refuse_checkpoint
 from evergrad.master.script import Script
 from evergrad.master.settings import Settings
@@ -387,6 +387,8 @@ class Recovery:
         remove = tuple(d.serial for d in checkpoints.durable if d.serial not in keep)
         for serial in remove:
             checkpoints.forget(serial)
+        remove += tuple(sorted(checkpoints.strays))
+        checkpoints.strays.clear()
         self._errands.append(Prune(checkpoints.spec.url, remove, before=max(keep, default=0)))
 
     # -- errands and the record ----------------------------------------------------------------------------------------
@@ -432,12 +434,12 @@ class Recovery:
     @property
     def is_recorded(self) -> bool:
         """Whether what answers follow from is written."""
-        return self._recording.has(self._facts(), 0)
+        return self._recording.has_awaited(self._facts())
 
     @property
     def is_all_recorded(self) -> bool:
         """Whether the rest is written too."""
-        return self.is_recorded and self._recording.has(self._facts(), 1)
+        return self._recording.has(self._facts())
 
     def ended(self, failure: str | None) -> None:
         """The job is over."""
@@ -451,15 +453,24 @@ class Recovery:
         errand = self._recording.write(self._facts(), self._make_record)
         if errand is not None:
             self._errands.append(errand)
-        if self._reserving is not None and self._recording.has(self._facts(), 1):
+        if self._reserving is not None and self.is_all_recorded:
             self.checkpoints.serials, self._reserving = self._reserving, None
 
-    def _facts(self) -> tuple[object, object]:
-        """What the record says, in short: what asks wait for, and the rest."""
-        of_script = self.script.facts() if self.script is not None else None
-        needed = (self._term, self.generations.number, self.generations.at, of_script, self._ended)
-        durable = tuple((d.serial, d.best) for d in self.checkpoints.durable)
-        return needed, (self._next_serial, durable, len(self._failures.set_aside), self._shown.reports)
+    def _facts(self) -> Facts:
+        """What the record says, in short."""
+        checkpoints, script, generations = self.checkpoints, self.script, self.generations
+        of_script = script.facts() if script is not None else None
+        durable = tuple((d.serial, d.best) for d in checkpoints.durable)
+        return Facts(
+            awaited=(self._term, generations.number, generations.at, of_script, self._ended),
+            others=(
+                self._next_serial,
+                durable,
+                checkpoints.putting,
+                len(self._failures.set_aside),
+                self._shown.reports,
+            ),
+        )
 
     def _make_record(self) -> Record:
         generations, script = self.generations, self.script
@@ -478,6 +489,7 @@ class Recovery:
             names=tuple(self._members.name_of(p.member) for p in generations.at),
             next_serial=self._next_serial,
             durable=tuple(self.checkpoints.durable),
+            putting=self.checkpoints.putting,
             progress=script.begun if script is not None else Progress(),
             passed=script.passed if script is not None else -1,
             epochs=script.epochs if script is not None else 0,
@@ -498,6 +510,7 @@ class Recovery:
         if record.schema is None:
             return
         self.checkpoints = Checkpoints(record.spec, record.schema.update.is_sync, record.durable)
+        self.checkpoints.strays = {record.putting} if record.putting is not None else set()
         self.script = Script(record.schema.update, self._numbers, self.checkpoints.may_pass)
         self.script.adopt(record)
         self.generations.adopt(record)
