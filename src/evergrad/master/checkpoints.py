@@ -317,10 +317,10 @@ class Checkpoints:
                 self.durable[i] = msgspec.structs.replace(self.durable[i], best=best)
         return [self.durable[i].serial for i in of_it]
 
-    def to_keep(self, restored: int | None) -> set[int]:
-        """The serials that stay: the newest ones, the best, and what the present generation was restored from."""
-        held = [Held(d.serial, d.best, is_verified=True) for d in self.durable]
-        return kept(held, self.spec.keep if self.spec is not None else 1, restored)
+    def to_keep(self) -> set[int]:
+        """The serials that stay: the newest ones and the best."""
+        held = [Held(d.serial, d.best) for d in self.durable]
+        return kept(held, self.spec.keep if self.spec is not None else 1)
 
     def take_events(self) -> list[Event]:
         """What has happened since the last call."""

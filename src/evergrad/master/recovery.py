@@ -380,10 +380,10 @@ class Recovery:
 
     def _prune(self) -> None:
         """Remove what is kept no longer."""
-        checkpoints, source = self.checkpoints, self.generations.source
+        checkpoints = self.checkpoints
         if checkpoints.spec is None:
             return
-        keep = checkpoints.to_keep(source.serial if source is not None else None)
+        keep = checkpoints.to_keep()
         remove = tuple(d.serial for d in checkpoints.durable if d.serial not in keep)
         for serial in remove:
             checkpoints.forget(serial)
