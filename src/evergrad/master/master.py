@@ -154,7 +154,7 @@ class Master:
             case AskStatus():
                 answer = self.status(message.request, now_s)
             case StopJob():
-                self._stop(message, now_s)
+                self.stop(message, now_s)
                 answer = Noted(message.request)
             case _:
                 self.counters["unexpected messages"] += 1
@@ -519,7 +519,7 @@ class Master:
         if recovery.is_covered:
             self.end(self._failures.summary())
 
-    def _stop(self, message: StopJob, now_s: float) -> None:
+    def stop(self, message: StopJob, now_s: float) -> None:
         """Somebody has the job end: at once, or after one more checkpoint."""
         spec = self._recovery.checkpoints.spec
         is_worth_it = spec is not None and spec.url != self._settings.scratch and self._recovery.are_restored
