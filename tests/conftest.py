@@ -23,9 +23,7 @@ GRACE_S = 5.0
 SEED = int(os.environ.setdefault("EVERGRAD_TEST_SEED", str(random.SystemRandom().randrange(2**31))))
 """Of the run, in each of its processes."""
 PR_SET_CHILD_SUBREAPER = 36
-os.environ.setdefault(
-    "OMP_NUM_THREADS", "1"
-)  # before torch comes: on busy cores its threads wait for each other
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch comes: on busy cores its threads wait for each other
 
 hypothesis.settings.register_profile("evergrad", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("evergrad")

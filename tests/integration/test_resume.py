@@ -137,3 +137,55 @@ def test_a_disk_that_is_full_for_a_while_stops_nothing_and_is_told(tmp_path: Pat
             r"checkpoints: \d+ is the newest \(epoch 1, its end, \d+ s ago\), \d+ made, [1-9] failed", job.text
         )
     assert digests(tmp_path / "model") == alone(0)
+
+
+ENDING = """
+import sys
+import numpy as np
+from torch import nn
+import evergrad as eg
+
+job = eg.init(update=eg.Sync(), checkpoints=eg.Checkpoints("checkpoints"))
+user = eg.Embedding("user", 4)
+optimizer = job.optimizer(nn.ModuleList([user]), dense=eg.SGD(lr=0.1), sparse=eg.SGD(lr=0.1))
+number = 0
+for epoch in job.epochs(2):
+    for batch in job.batches({"user": np.arange(64)}, batch_size=4):
+        optimizer.zero_grad()
+        user(batch["user"]).sum().backward()
+        optimizer.step()
+        number += 1
+        if number == 5:
+            END
+"""
+
+
+@pytest.mark.parametrize(("end", "status"), [("1 / 0", 1), ("sys.exit(3)", 3), ("raise KeyboardInterrupt", -2)])
+def test_a_run_of_one_process_that_ends_early_leaves_a_checkpoint_of_where_it_was(
+    tmp_path: Path, end: str, status: int
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(ENDING.replace("END", end))
+    done = python(script, cwd=tmp_path)
+    assert done.returncode in (status, 128 - status), done.stderr
+    assert done.stderr.count("Traceback") == (status != 3), done.stderr
+    with Storage(tmp_path / "checkpoints") as storage:
+        assert [e.manifest.progress.version for e in entries(storage) if e.manifest] == [0, 5]
+
+
+def test_roles_that_are_told_to_stop_by_themselves_make_a_checkpoint_first(tmp_path: Path, alone: Alone) -> None:
+    args = ("--out", tmp_path / "model", "--pause", 0.05, "--every", 1000)
+    with Launched(tmp_path / "first", TRAIN, *args, pservers=2, trainers=2) as job:
+        status = job.until(lambda s: is_inside(s, 5), "steps")
+        for name, process in job.members().items():
+            if not name.startswith("trainer"):
+                process.terminate()
+        assert job.wait() == 1, job.text
+        assert "the master was told to stop" in job.text
+    with Storage(tmp_path / "checkpoints") as storage:
+        newest = entries(storage)[-1].manifest
+    assert newest is not None
+    assert newest.progress.version >= status.version
+    with Launched(tmp_path / "second", TRAIN, *args, pservers=2, trainers=2) as job:
+        assert job.wait() == 0, job.text
+    assert digests(tmp_path / "model") == alone(0)

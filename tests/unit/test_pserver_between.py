@@ -328,6 +328,7 @@ def test_a_later_generation_ends_the_reading_of_an_earlier_one(tmp_path, between
     restored = load(work)
     assert (restored.generation, restored.failure) == (3, None)
     assert work._loader is not first
+    first.join()
     assert not first._thread.is_alive()
 
 
@@ -338,12 +339,14 @@ def test_a_loader_reads_no_further_than_a_piece_ahead_and_ends_when_told(tmp_pat
     assert isinstance(until(loader.take), Facts)
     until(lambda: loader._read.full())
     loader.close()
+    loader.join()
     assert not loader._thread.is_alive()
     loader = Loader(told)
     items = []
     while not items or not isinstance(items[-1], Finished):
         items.append(until(loader.take))
     loader.close()
+    loader.join()
     assert isinstance(items[0], Facts)
     assert content(items[1:-1]) == of_version(3)
 

@@ -248,6 +248,30 @@ def test_what_a_full_queue_does_not_take_is_dropped_and_counted(monkeypatch):
         assert asker.counters["dropped: a peer's queue is full"] >= 40
 
 
+def test_sockets_of_peers_that_have_long_said_nothing_are_closed_and_others_answer_still(monkeypatch):
+    with listener() as master, listener() as other, network() as asker:
+        asker.send([Send(f"tcp://127.0.0.1:{port}", AskStatus(Request(0))) for port in range(1, 4)])
+        asker.send([Send(master.address, AskStatus(Request(1)))])
+        monkeypatch.setattr("evergrad.wire.transport.SILENT_S", 0.0)
+        asker.send([Send(other.address, AskStatus(Request(2)))])
+        assert [*asker._peers] == [other.address]
+        monkeypatch.setattr("evergrad.wire.transport.SILENT_S", 60.0)
+        asker.send([Send(master.address, AskStatus(Request(3)))])
+        questions = []
+        while AskStatus(Request(3)) not in [question for _, question in questions]:
+            questions += received(master)
+        peer = questions[-1][0]
+        master.send([Send(peer, Noted(Request(3)))])
+        assert received(asker) == [(master.address, Noted(Request(3)))]
+
+
+def test_there_are_no_more_sockets_than_allowed(monkeypatch):
+    monkeypatch.setattr("evergrad.wire.transport.MOST_PEERS", 3)
+    with network() as asker:
+        asker.send([Send(f"tcp://127.0.0.1:{port}", AskStatus(Request(0))) for port in range(1, 9)])
+        assert [*asker._peers] == [f"tcp://127.0.0.1:{port}" for port in (6, 7, 8)]
+
+
 def test_no_two_members_have_one_name():
     names = {new_member("trainer-1") for _ in range(100)}
     assert len(names) == 100

@@ -2,7 +2,7 @@
 
 import zlib
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
+from threading import Thread
 
 import msgspec
 
@@ -78,7 +78,12 @@ def checksum(parts: Iterable[memoryview]) -> str:
 
 def _write(storage: Storage, serial: int, info: FileInfo, tensors: Tensors) -> FileInfo:
     parts = encode(tensors)
-    with ThreadPoolExecutor(1, thread_name_prefix="checkpoint-checksum") as thread:  # while the disk writes
-        crc32 = thread.submit(checksum, parts)
+    crc32: list[str] = []
+    # While the disk writes; an executor would take no work at the end of the interpreter, when the last one is saved.
+    thread = Thread(target=lambda: crc32.append(checksum(parts)), name="evergrad-checksum", daemon=True)
+    thread.start()
+    try:
         storage.put(f"{folder_of(serial)}/{info.path}", parts)
-    return msgspec.structs.replace(info, bytes=sum(part.nbytes for part in parts), crc32=crc32.result())
+    finally:
+        thread.join()
+    return msgspec.structs.replace(info, bytes=sum(part.nbytes for part in parts), crc32=crc32[0])

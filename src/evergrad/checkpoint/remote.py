@@ -8,7 +8,7 @@ from uuid import uuid4
 import fsspec.core
 
 from evergrad.checkpoint.storage import Buffer
-from evergrad.errors import ConfigError
+from evergrad.errors import ConfigError, StorageError
 
 OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss"}
 """A put there is whole or not at all. Elsewhere a file is written under another name and renamed."""
@@ -35,6 +35,8 @@ class Remote:
         except (ImportError, ValueError) as exc:
             extra = f"pip install 'evergrad[{EXTRAS[scheme]}]'" if scheme in EXTRAS else "install what fsspec wants"
             raise ConfigError(f"{url} cannot be used: {exc}; {extra}, or give another place") from exc
+        except Exception as exc:  # whatever its protocol raises when it connects
+            raise StorageError(f"{url} cannot be reached: {str(exc) or type(exc).__name__}") from exc
         if hasattr(fs, "retries"):
             fs.retries = 1
         self._fs: Any = fs

@@ -19,6 +19,7 @@ from evergrad.master.clerk import Clerk
 from evergrad.master.master import Master
 from evergrad.master.settings import Settings
 from evergrad.messages import (
+    GRACE_S,
     Address,
     AnyMessage,
     Ask,
@@ -52,8 +53,6 @@ PATIENCE_S = 10.0
 """When nothing has come for so long though no file is being written or read, nothing will."""
 LAST = Request(1 << 62)
 """The number of the last request: greater than all others."""
-GRACE_S = 25.0
-"""How long a last checkpoint may take when the script ends without one."""
 
 Handle = Callable[[str, AnyMessage], list[Send]]
 

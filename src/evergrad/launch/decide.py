@@ -128,7 +128,7 @@ def _restart(reason: str, after_s: float) -> Restart:
 
 
 def backoff_s(restarts_s: Sequence[float]) -> float:
-    """Seconds to wait before the next restart: none after a steady run, else 0.5, doubling up to 10.
+    """Seconds to wait before the next restart: none after a steady run, else 0.5, doubling up to 4.
 
     Args:
         restarts_s: as in `End`.

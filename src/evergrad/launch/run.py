@@ -20,7 +20,7 @@ from evergrad.launch.link import MasterLink
 from evergrad.launch.processes import Command, Process
 from evergrad.launch.signals import Signals
 from evergrad.launch.standby import Standby
-from evergrad.messages import Address, Exited, Role, Status, StopJob
+from evergrad.messages import GRACE_S, Address, Exited, Role, Status, StopJob
 from evergrad.wire.transport import Network, new_member
 
 TICK_S = 0.05
@@ -33,8 +33,6 @@ ORPHANED_WITHIN_S = 10.0
 ABANDONED_WITHIN_S = 2.0
 """The same when the master is lost, so that no one can tell them."""
 LEAVING_WITHIN_S = 10.0
-GRACE_S = 25.0
-"""How long a last checkpoint may take when the job is stopped by a signal."""
 STOPPING_WITHIN_S = 10.0
 TERMINATING_WITHIN_S = 5.0
 LAST_BYTES = 4096

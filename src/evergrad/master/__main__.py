@@ -11,7 +11,7 @@ from evergrad.master.failures import MAX_FAILURES
 from evergrad.master.master import Master
 from evergrad.master.record import decode
 from evergrad.master.settings import Settings
-from evergrad.messages import AnyMessage, Send, Term
+from evergrad.messages import GRACE_S, AnyMessage, Request, Send, StopJob, Term
 from evergrad.store.file import FileStore
 from evergrad.wire.process import PARENT, is_orphan, log_to_stderr, on_sigterm, run, serve, write_atomically
 from evergrad.wire.transport import Listener, new_member
@@ -33,7 +33,7 @@ class Process:
         self._clerk = clerk
         self._is_launched = PARENT in os.environ
         self._leave_s: float | None = None
-        self._stopped = False
+        self._stopped = self._is_told_to_stop = False
 
     def handle(self, src: str, message: AnyMessage, now_s: float) -> list[Send]:
         """As `Master.handle`."""
@@ -41,6 +41,9 @@ class Process:
 
     def tick(self, now_s: float) -> list[Send]:
         """As `Master.tick`."""
+        if self._is_told_to_stop:
+            self._is_told_to_stop, self._stopped = False, self.master.has_ended
+            self.master.stop(StopJob(Request(0), "the master was told to stop", GRACE_S), now_s)
         sends = self.master.tick(now_s) + self._clerk.run(self.master, now_s)
         for event in self.master.take_events():
             log.log(logging.WARNING if event.is_trouble else logging.INFO, "job.event %s", event.text)
@@ -57,9 +60,8 @@ class Process:
         return self._stopped
 
     def stop(self) -> None:
-        """SIGTERM: end the job, or leave if it has ended."""
-        self._stopped = self.master.has_ended
-        self.master.end("the master was told to stop")
+        """SIGTERM: end the job after one more checkpoint, or leave if it has ended."""
+        self._is_told_to_stop = True
 
 
 def main() -> int:

@@ -153,7 +153,7 @@ class Master:
             case AskStatus():
                 answer = self.status(message.request, now_s)
             case StopJob():
-                self._stop(message, now_s)
+                self.stop(message, now_s)
                 answer = Noted(message.request)
             case _:
                 self.counters["unexpected messages"] += 1
@@ -533,7 +533,7 @@ class Master:
         if recovery.is_now(recovery.checkpoints.may_end):
             self.end(self._failures.summary())
 
-    def _stop(self, message: StopJob, now_s: float) -> None:
+    def stop(self, message: StopJob, now_s: float) -> None:
         """Somebody has the job end: at once, or after one more checkpoint."""
         spec = self._recovery.checkpoints.spec
         is_worth_it = spec is not None and spec.url != self._settings.scratch and self._recovery.are_restored

@@ -32,6 +32,8 @@ class Found(msgspec.Struct, frozen=True):
     savings: tuple[SavingDone, ...] = ()
     reported: dict[int, dict[str, float]] = {}
     failure: str | None = None
+    damaged: tuple[str, ...] = ()
+    """Newer ones that cannot be used, and why."""
 
 
 class Record(msgspec.Struct, frozen=True):

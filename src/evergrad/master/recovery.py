@@ -427,9 +427,11 @@ class Recovery:
         assert self.script is not None  # it was looked for when the script became known
         self.script.take_calls(found.evaluations, found.savings)
         self._shown.reported = dict(found.reported)
+        for problem in found.damaged:
+            self._shown.note_event(f"passed over {problem}", is_trouble=True)
         self.checkpoints.durable = list(found.durable)
         self._next_serial = max(self._next_serial, found.next_serial)
-        self.found = msgspec.structs.replace(found, evaluations=(), savings=(), reported={})
+        self.found = msgspec.structs.replace(found, evaluations=(), savings=(), reported={}, damaged=())
 
     @property
     def is_recorded(self) -> bool:

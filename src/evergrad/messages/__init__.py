@@ -80,7 +80,16 @@ from evergrad.messages.parameters import (
     TableKeys,
     Where,
 )
-from evergrad.messages.status import AskStatus, CheckpointStatus, MemberStatus, Noted, SetAside, Status, StopJob
+from evergrad.messages.status import (
+    GRACE_S,
+    AskStatus,
+    CheckpointStatus,
+    MemberStatus,
+    Noted,
+    SetAside,
+    Status,
+    StopJob,
+)
 from evergrad.messages.tasks import (
     Agree,
     Agreed,
@@ -146,6 +155,7 @@ AnyMessage = (
 )  # fmt: skip
 
 __all__ = [
+    "GRACE_S",
     "INIT_STEP",
     "NEWEST",
     "Abandon",

@@ -78,6 +78,10 @@ class Status(Message, frozen=True):
     generation: Generation = Generation(0)
 
 
+GRACE_S = 25.0
+"""How long a last checkpoint may take when a job is stopped."""
+
+
 class StopJob(Message, frozen=True):
     """The launcher asks the master to end the job, with this failure or without one.
 

@@ -8,7 +8,19 @@ from math import inf
 from evergrad.errors import Fenced
 from evergrad.heap import keep_freed_memory
 from evergrad.kernels.warm import warm
-from evergrad.messages import Address, AnyMessage, Join, Member, Place, Request, Role, Send
+from evergrad.messages import (
+    GRACE_S,
+    Address,
+    AnyMessage,
+    AskCheckpoint,
+    Join,
+    Member,
+    Noted,
+    Place,
+    Request,
+    Role,
+    Send,
+)
 from evergrad.pserver.background import Saver
 from evergrad.pserver.between import Between
 from evergrad.pserver.memory import room_within
@@ -37,15 +49,18 @@ RESEND_S = 0.5
 class Process:
     """A pserver with what its loop must know: when it may leave, and what to do between requests."""
 
-    def __init__(self, pserver: Pserver, heartbeats: Heartbeats) -> None:
-        self.pserver = pserver
+    def __init__(self, pserver: Pserver, master: Address, heartbeats: Heartbeats) -> None:
+        self.pserver, self._master = pserver, master
         self.between = Between(pserver, Saver())
         self._heartbeats = heartbeats
         self._told_s = 0.0
-        self._told_to_stop = False
+        self._leave_s = inf
+        self._signals = 0
 
     def handle(self, src: str, message: AnyMessage, now_s: float) -> list[Send]:
         """As `Pserver.handle`, which knows no time."""
+        if isinstance(message, Noted):
+            return []
         if isinstance(message, OfModel):
             self.between.asked(now_s)
         return self.pserver.handle(src, message)
@@ -59,7 +74,11 @@ class Process:
         if now_s - self._told_s < RESEND_S:
             return []
         self._told_s = now_s
-        return self.pserver.resend()
+        sends = self.pserver.resend()
+        if self._signals and self._leave_s == inf:
+            self._leave_s = now_s + GRACE_S
+            sends.append(Send(self._master, AskCheckpoint(Request(3), self.pserver.member)))
+        return sends
 
     def work(self) -> Work:
         """Something between requests."""
@@ -70,11 +89,12 @@ class Process:
         """Whether to leave."""
         newest = self._heartbeats.newest
         is_job_over = self.pserver.is_over or (newest is not None and newest.over)
-        return is_job_over or self._told_to_stop or is_orphan()
+        is_time = self._signals > 1 or time.monotonic() > self._leave_s
+        return is_job_over or is_time or is_orphan()
 
     def stop(self) -> None:
-        """SIGTERM: leave."""
-        self._told_to_stop = True
+        """SIGTERM: have a checkpoint made and go on until the job is over or the grace is; a second one: leave."""
+        self._signals += 1
 
 
 def main() -> int:
@@ -109,7 +129,7 @@ def _run(job: str, master: Address, listener: Listener, pserver: Pserver, name: 
     join(listener, master, me, JOIN_DEADLINE_S)
     pserver.counters = listener.counters  # what the wire refuses is told too
     heartbeats = Heartbeats(job, master, member, pserver.counters)
-    process = Process(pserver, heartbeats)
+    process = Process(pserver, master, heartbeats)
     try:
         on_sigterm(process.stop)
         serve(listener, process.handle, process.tick, process.is_over, process.work)

@@ -181,8 +181,11 @@ class Loader:
         return item
 
     def close(self) -> None:
-        """Read no more."""
+        """Read no more; what hangs is left to itself."""
         self._is_wanted = False
+
+    def join(self) -> None:
+        """Wait a moment for the end of the thread."""
         self._thread.join(timeout=CLOSE_S)
 
     def _run(self) -> None:

@@ -76,6 +76,7 @@ class Between:
         self._saver.close()
         if self._loader is not None:
             self._loader.close()
+            self._loader.join()
 
     def _save(self, now_s: float) -> tuple[list[Send], float | None]:
         sends = self._results(now_s)

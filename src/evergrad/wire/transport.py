@@ -7,6 +7,7 @@ there waits in a bounded queue and is dropped beyond it: whoever needs an answer
 import contextlib
 import logging
 import os
+import time
 from collections import Counter
 from collections.abc import Iterable
 from urllib.parse import urlsplit
@@ -24,6 +25,10 @@ QUEUE_MESSAGES = 1000
 MAX_AT_ONCE = 100
 """Messages taken from a socket before anything else has its turn."""
 MAX_FRAME_BYTES = 1 << 33
+SILENT_S = 60.0
+"""A peer that has said nothing for so long may be gone: its socket is closed when another one is opened."""
+MOST_PEERS = 500
+"""Sockets for peers at most: ZeroMQ allows a thousand."""
 MALFORMED = "malformed messages"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -66,6 +71,7 @@ class Network:
         self._poller = zmq.Poller()
         self._peers: dict[str, zmq.Socket[bytes]] = {}
         self._addresses: dict[zmq.Socket[bytes], str] = {}
+        self._heard_s: dict[zmq.Socket[bytes], float] = {}
 
     def exchange(self, sends: Iterable[Send], timeout_s: float) -> list[Received]:
         """Send these, then wait up to `timeout_s` for messages; returns all that are there, with their senders.
@@ -89,7 +95,7 @@ class Network:
     def receive(self, socket: "zmq.Socket[bytes]") -> list[Received]:
         """What has come over this socket, at most `MAX_AT_ONCE` messages."""
         received: list[Received] = []
-        address = self._addresses[socket]
+        address, self._heard_s[socket] = self._addresses[socket], time.monotonic()
         while len(received) < MAX_AT_ONCE and (frames := _receive(socket)) is not None:
             if bytes(frames[0]) == REFUSED and len(frames) == 2:
                 raise Fenced(f"{address} refuses: {bytes(frames[1]).decode(errors='replace')}")
@@ -108,21 +114,33 @@ class Network:
 
     def _connect(self, address: str) -> "zmq.Socket[bytes]":
         check_address(address)
+        self._close_silent()
         socket = self._context.socket(zmq.DEALER)
         socket.set(zmq.IDENTITY, self._member.encode())
         _bound_queues(socket)
         socket.connect(address)
         self._poller.register(socket, zmq.POLLIN)
         self._peers[address] = socket
-        self._addresses[socket] = address
+        self._addresses[socket], self._heard_s[socket] = address, time.monotonic()
         return socket
+
+    def _close_silent(self) -> None:
+        """Let go of peers that seem to be gone, and of what is queued for them; one that is not is connected anew."""
+        since_s = time.monotonic() - SILENT_S
+        by_silence = sorted(self._peers.items(), key=lambda peer: self._heard_s[peer[1]])
+        too_many = len(by_silence) - MOST_PEERS + 1
+        for number, (address, socket) in enumerate(by_silence):
+            if number < too_many or self._heard_s[socket] < since_s:
+                self._poller.unregister(socket)
+                socket.close(linger=0)
+                del self._peers[address], self._addresses[socket], self._heard_s[socket]
 
     def close(self, linger_s: float = 0.5) -> None:
         """Close everything; what is queued has `linger_s` seconds to leave."""
         for socket in self._addresses:
             self._poller.unregister(socket)
             socket.close(linger=int(linger_s * 1000))
-        self._addresses, self._peers = {}, {}
+        self._addresses, self._peers, self._heard_s = {}, {}, {}
         self._context.term()
 
 
