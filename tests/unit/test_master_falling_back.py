@@ -151,6 +151,27 @@ def test_evaluations_beyond_the_checkpoint_are_made_again():
     assert isinstance(job.ask("b", WantTotals(1, 0, DATA)), EvalTask)
 
 
+def test_so_are_those_of_an_epoch_into_which_the_job_falls_back():
+    job = Job(spec=CheckpointSpec(SPEC.url, every_steps=1, keep=9), schema=ONE_A_STEP)
+    job.join("a")
+    job.ask("a", WantEpoch(-1, 5))
+    job.train("a", 0)
+    evaluate(job, "a", 0, 1.0)
+    job.train("a", 1, tasks=3)
+    job.shelf.is_failing = True
+    job.train("a", 1)
+    job.wait(15, "a")
+    evaluate(job, "a", 1, 2.0)
+    job.shelf.is_failing = False
+    job.start_pserver(1)
+    job.wait(2, "a")
+    assert (progress_of(job)[-1].epoch, progress_of(job)[-1].is_closed) == (1, False)
+    job.join("b")
+    assert isinstance(job.ask("b", WantTotals(0, 0, DATA)), TotalsAre)
+    job.train("b", 1)
+    assert isinstance(job.ask("b", WantTotals(1, 0, DATA)), EvalTask)
+
+
 def evaluate(job, name, epoch, value):
     task = job.ask(name, WantTotals(epoch, 0, DATA))
     if isinstance(task, InitTask):

@@ -97,9 +97,8 @@ class Script:
         """The places before, between and after the loops over epochs, by which every script comes."""
         self._evaluations: dict[Call, Evaluation] = {}
         self._savings: dict[Call, Saving] = {}
-        self._open: list[Evaluation | Saving] = []
-        self._done = 0
-        """How many calls are done."""
+        self._to_look_at: list[Evaluation | Saving] = []
+        """Calls among which are all that are open: those not done when last looked at, and newer ones."""
 
     # -- other generations and masters ---------------------------------------------------------------------------------
 
@@ -121,7 +120,7 @@ class Script:
         self.training.restore(progress or Progress(), are_told)
         if progress is not None:
             self._left_until = max(self._left_until, progress.left_until)
-        for call in self._open:
+        for call in self._open_calls():
             call.release_all()
 
     def go_back(self, progress: Progress | None) -> None:
@@ -129,9 +128,11 @@ class Script:
         at = progress or Progress()
         self.passed = at.epoch if at.is_closed else max(at.epoch - 1, -1)
         self._left_until = at.left_until
-        self._evaluations = {call: e for call, e in self._evaluations.items() if call[0] <= at.epoch}
-        self._savings = {call: s for call, s in self._savings.items() if call[0] <= at.epoch}
-        self._count_calls()
+        stays = {epoch for epoch, _ in (*self._evaluations, *self._savings) if epoch <= self.passed}
+        stays |= {at.epoch} & self._outside  # such a call may have come before the epoch
+        self._evaluations = {call: e for call, e in self._evaluations.items() if call[0] in stays}
+        self._savings = {call: s for call, s in self._savings.items() if call[0] in stays}
+        self._to_look_at = [*self._evaluations.values(), *self._savings.values()]
 
     def is_past(self, epoch: int) -> bool:
         """Whether training is past this epoch."""
@@ -158,7 +159,7 @@ class Script:
         """These were done before."""
         self._evaluations = {(e.epoch, e.ordinal): Evaluation.again(e, self._numbers) for e in evaluations}
         self._savings = {(s.epoch, s.ordinal): Saving.again(s, self._numbers) for s in savings}
-        self._count_calls()
+        self._to_look_at = []
 
     @property
     def begun(self) -> Progress:
@@ -171,7 +172,8 @@ class Script:
 
     def facts(self) -> Hashable:
         """What of it the next master must know, in short."""
-        return self.begun, self.epochs, self.passed, self._done, len(self._outside)
+        done = len(self._evaluations) + len(self._savings) - len(self._open_calls())
+        return self.begun, self.epochs, self.passed, done, len(self._outside)
 
     def outside(self) -> tuple[int, ...]:
         """The places before, between and after the loops over epochs."""
@@ -262,15 +264,15 @@ class Script:
         """An evaluation, a saving or the leaving of a loop is reported."""
         match done:
             case EvalDone():
-                for call in self._open:
+                for call in self._to_look_at:
                     if isinstance(call, Evaluation):
                         call.finish(done)
-                self._close_calls()
+                self._to_look_at = self._open_calls()
             case SaveDone():
-                for call in self._open:
+                for call in self._to_look_at:
                     if isinstance(call, Saving):
                         call.finish(done.attempt, done.failure)
-                self._close_calls()
+                self._to_look_at = self._open_calls()
             case BreakDone():
                 epoch = self.training.epoch
                 if epoch is not None and epoch.number == done.epoch:
@@ -284,7 +286,7 @@ class Script:
         self._initial.release(member)
         if self.training.epoch is not None:
             self.training.epoch.release(member)
-        for call in self._open:
+        for call in self._open_calls():
             call.release(member)
 
     # -- what is next --------------------------------------------------------------------------------------------------
@@ -330,7 +332,7 @@ class Script:
     def _batch(self, ask: Ask, want: WantBatch, now: Now) -> Message | None:
         epoch = self.training.epoch
         if epoch is None or want.epoch > epoch.number:
-            if not self.training.is_idle or self._open or not self._may_pass():
+            if not self.training.is_idle or self._open_calls() or not self._may_pass():
                 return None
             epoch = self.training.open(want.epoch, want.data)
             self._forget_calls()
@@ -353,7 +355,7 @@ class Script:
             if not self._may_open(want.epoch):
                 return self._wait_or_refuse(ask.request, "evaluate", want.epoch)
             self._evaluations[call] = Evaluation(want.data, self._numbers)
-            self._open_call(self._evaluations[call])
+            self._to_look_at.append(self._evaluations[call])
         evaluation = self._evaluations[call]
         if want.data != evaluation.data and not evaluation.is_past:
             return Refused(ask.request, _other_data("evaluate", evaluation.data, want.data))
@@ -373,7 +375,7 @@ class Script:
             if not self._may_open(want.epoch):
                 return self._wait_or_refuse(ask.request, "save_model", want.epoch)
             self._savings[call] = Saving(want.path, self._numbers)
-            self._open_call(self._savings[call])
+            self._to_look_at.append(self._savings[call])
         saving = self._savings[call]
         if want.path != saving.path and not saving.is_past:
             reason = f"save_model: this trainer saves to {want.path!r}, the others to {saving.path!r}"
@@ -387,7 +389,7 @@ class Script:
 
     def _may_open(self, epoch: int) -> bool:
         """Whether a call at this place of the script can begin: nothing is trained, nothing else is open."""
-        is_free = self.training.is_idle and not self._open and self._may_pass()
+        is_free = self.training.is_idle and not self._open_calls() and self._may_pass()
         return is_free and epoch >= self.training.number
 
     def _wait_or_refuse(self, request: Request, what: str, epoch: int) -> Message | None:
@@ -398,15 +400,8 @@ class Script:
         reason = f"{what}: this trainer calls it in epoch {epoch} where the others did not"
         return Refused(request, f"{reason}; run the same script everywhere")
 
-    def _open_call(self, call: Evaluation | Saving) -> None:
-        self._open.append(call)
-        self._close_calls()  # there may be nothing to do for it
-
-    def _close_calls(self) -> None:
-        """Those that are done are open no more."""
-        left = [call for call in self._open if not call.is_done]
-        self._done += len(self._open) - len(left)
-        self._open = left
+    def _open_calls(self) -> list[Evaluation | Saving]:
+        return [call for call in self._to_look_at if not call.is_done]
 
     def _forget_calls(self) -> None:
         """Drop those that no script asks for any more, but one so far behind that it may as well start again."""
@@ -415,12 +410,6 @@ class Script:
         if old:
             self._evaluations = {call: e for call, e in self._evaluations.items() if call[0] not in old}
             self._savings = {call: s for call, s in self._savings.items() if call[0] not in old}
-            self._count_calls()
-
-    def _count_calls(self) -> None:
-        """Calls were put in or taken out."""
-        self._open, self._done = [*self._evaluations.values(), *self._savings.values()], 0
-        self._close_calls()
 
     def _version(self) -> int:
         return self.training.version if self._is_sync else NEWEST
@@ -431,8 +420,8 @@ class Script:
         """What is under way, in a word or two."""
         if not self._is_initialized:
             return "starting"
-        if self._open:
-            return "saving" if isinstance(self._open[0], Saving) else "evaluating"
+        if calls := self._open_calls():
+            return "saving" if isinstance(calls[0], Saving) else "evaluating"
         return "between epochs" if self.training.is_idle else "training"
 
     def slow_task(self, now_s: float) -> tuple[str, Member, float] | None:
@@ -440,7 +429,7 @@ class Script:
         pending = [("the initial values", *held) for held in self._initial.pending().values()]
         if self.training.epoch is not None:
             pending += [(f"task {index}", *held) for index, held in self.training.epoch.waits_for().items()]
-        for call in self._open:
+        for call in self._open_calls():
             pending += [(call.title, *held) for held in call.waits_for().values()]
         if not pending:
             return None
