@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from evergrad.checkpoint.model import new_model
 from evergrad.checkpoint.plan import Checkpoints
-from evergrad.checkpoint.storage import absolute_url
+from evergrad.checkpoint.storage import absolute_url, shared_url
 from evergrad.checks import whole_number
 from evergrad.data.dataset import Dataset, reads_anywhere
 from evergrad.data.order import epoch_order
@@ -107,8 +107,9 @@ def init(
     keep_freed_memory()
     if not isinstance(checkpoints, Checkpoints | None):
         raise ConfigError(f"checkpoints is {checkpoints!r}; give eg.Checkpoints(url, ...)")
-    offer = Offer("", checkpoints.spec() if checkpoints else None, absolute_url(warm_start) if warm_start else None)
     is_embedded = sessions.MASTER not in os.environ
+    place_of = absolute_url if is_embedded else shared_url
+    offer = Offer("", checkpoints.spec(place_of) if checkpoints else None, place_of(warm_start) if warm_start else None)
     session = _embedded() if is_embedded else sessions.connect(os.environ, fingerprint())
     seed_generators(seed)
     is_ahead = isinstance(update, Async) and update.ahead
@@ -325,7 +326,7 @@ class Job:
         except Void:
             return None
         except (NotFinite, PushRefused) as exc:
-            self._warn(f"the batches of a task were left out: {exc}")
+            self._warn(f"the batches of a task were left out: {exc}", left_out=1)
         return TrainDone(task.generation, task.attempt, contributed, metrics)
 
     def _async_task(self, task: AsyncTask, data: Dataset, spec: DataSpec, shuffle: bool, reader: Reader) -> Batches:
@@ -508,7 +509,7 @@ class Job:
         except Void:
             batch.is_void = True
         except (NotFinite, PushRefused) as exc:
-            self._warn(f"a batch was left out: {exc}")
+            self._warn(f"a batch was left out: {exc}", left_out=1)
 
     def on_zero_grad(self) -> None:
         """The optimizer's `zero_grad`: rows forget their gradients too."""
@@ -591,8 +592,9 @@ class Job:
                 "optimizer.step() was not called for a batch, which so trains nothing; is it missing in the loop?"
             )
 
-    def _warn(self, text: str) -> None:
-        """Say this once."""
+    def _warn(self, text: str, left_out: int = 0) -> None:
+        """Say this once; what is left out is counted each time."""
+        self._session.counters["left out (NaN or infinity, or refused)"] += left_out
         if text not in self._warned:
             self._warned.add(text)
             warnings.warn(text, UserWarning, stacklevel=frames_to_the_script())
