@@ -10,7 +10,7 @@ from jobs import TRAIN, Alone, Launched, digests, is_inside
 from s3 import BUCKET, S3Server
 from saved import NEVER, bits, group, save, schema, table, together, whole
 
-from evergrad.checkpoint.catalogue import entries, good, locate, newest_good
+from evergrad.checkpoint.catalogue import choose, entries, good, locate
 from evergrad.checkpoint.export import export_model
 from evergrad.checkpoint.reader import pieces
 from evergrad.checkpoint.retention import remove, remove_interrupted
@@ -129,7 +129,7 @@ def test_a_checkpoint_goes_there_and_back_for_any_number_of_pservers(storage: St
         for path in saved.sizes():
             assert saved.read(path) == (tmp_path / "model" / path).read_bytes()
     storage.remove("checkpoint_2/manifest.json")
-    assert newest_good(storage).serial == 1
+    assert choose(storage, "latest") == 1
     assert remove_interrupted(storage, before=3) == [2]
     remove(storage, 1)
     assert entries(storage) == []

@@ -13,59 +13,40 @@ OF = schema([table("user", 2)], groups=[group(a=(3,))])
 
 
 def held(*facts):
-    """(serial, best) of verified ones."""
-    return [Held(serial, best, is_verified=True) for serial, best in facts]
+    """(serial, best) of some."""
+    return [Held(serial, best) for serial, best in facts]
 
 
 PLAIN = held(*((n, None) for n in range(1, 7)))
 
 
 def test_the_newest_stay():
-    assert kept(PLAIN, 3, None) == {4, 5, 6}
-    assert kept(PLAIN[::-1], 1, None) == {6}
-    assert kept(PLAIN, 99, None) == {1, 2, 3, 4, 5, 6}
-    assert kept([], 3, None) == set()
+    assert kept(PLAIN, 3) == {4, 5, 6}
+    assert kept(PLAIN[::-1], 1) == {6}
+    assert kept(PLAIN, 99) == {1, 2, 3, 4, 5, 6}
+    assert kept([], 3) == set()
 
 
 def test_the_best_stays_and_of_equals_the_newest():
-    assert kept(held((1, -0.5), (2, -0.9), (3, -0.7), (4, -0.1), (5, None)), 1, None) == {2, 5}
-    assert kept(held((1, -0.9), (2, -0.9), (3, -0.7), (4, 0.0)), 1, None) == {2, 4}
-    assert kept(held((1, 0.0), (2, 5.0), (3, 5.0)), 1, None) == {1, 3}
+    assert kept(held((1, -0.5), (2, -0.9), (3, -0.7), (4, -0.1), (5, None)), 1) == {2, 5}
+    assert kept(held((1, -0.9), (2, -0.9), (3, -0.7), (4, 0.0)), 1) == {2, 4}
+    assert kept(held((1, 0.0), (2, 5.0), (3, 5.0)), 1) == {1, 3}
 
 
 def test_a_score_that_is_no_number_makes_nothing_the_best():
-    assert kept(held((1, float("nan")), (2, 3.0), (3, 4.0), (4, float("nan"))), 1, None) == {2, 4}
-
-
-def test_the_newest_known_to_be_good_stays_while_newer_ones_are_not():
-    some = [Held(1, None, True), Held(2, None, True), Held(3, None, False), Held(4, None, False)]
-    assert kept(some, 1, None) == {2, 4}
-
-
-def test_what_was_restored_from_stays_until_a_newer_one_is_known_to_be_good():
-    unverified = [Held(1, None, True), *(Held(n, None, False) for n in (2, 3, 4))]
-    assert kept(unverified, 1, restored_from=1) == {1, 4}
-    assert kept([Held(1, None, False), *unverified[1:]], 1, restored_from=1) == {1, 4}
-    verified = [Held(1, None, True), Held(2, None, False), Held(3, None, True), Held(4, None, False)]
-    assert kept(verified, 1, restored_from=1) == {3, 4}
-    assert kept(held((3, None), (4, None)), 1, restored_from=9) == {4}
+    assert kept(held((1, float("nan")), (2, 3.0), (3, 4.0), (4, float("nan"))), 1) == {2, 4}
 
 
 @given(
-    st.lists(st.builds(Held, st.integers(0, 50), st.none() | st.floats(), st.booleans()), unique_by=lambda h: h.serial),
+    st.lists(st.builds(Held, st.integers(0, 50), st.none() | st.floats()), unique_by=lambda h: h.serial),
     st.integers(1, 9),
-    st.none() | st.integers(0, 50),
 )
-def test_whatever_there_is_the_rules_hold(some, keep, restored_from):
-    stay = kept(some, keep, restored_from)
+def test_whatever_there_is_the_rules_hold(some, keep):
+    stay = kept(some, keep)
     serials = {h.serial for h in some}
     assert stay <= serials
     assert set(sorted(serials)[-keep:]) <= stay
-    assert len(stay) <= keep + 3
-    verified = [h.serial for h in some if h.is_verified]
-    assert not verified or max(verified) in stay
-    if restored_from in serials and not any(s > restored_from for s in verified):
-        assert restored_from in stay
+    assert len(stay) <= keep + 1
     numbers = [h.best for h in some if h.best is not None and h.best == h.best]
     assert not numbers or any(h.best == min(numbers) for h in some if h.serial in stay)
 

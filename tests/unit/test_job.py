@@ -161,6 +161,21 @@ def test_epochs_without_batches_are_legal(new_job):
     assert [(epoch, steps_taken(job, model)) for epoch in job.epochs(3)] == [(0, 0), (1, 0), (2, 0)]
 
 
+def test_a_loop_that_is_left_at_a_batch_is_told_with_the_generation_of_that(new_job):
+    job = new_job()
+    model, optimizer = begin(job)
+    for _ in job.epochs(5):
+        for _ in job.batches(DATA, 4):
+            train_batch(model, optimizer)
+            break
+        assert (job._session.done.generation, job._session.done.last.contributed) == (1, True)
+        break
+    assert (job._session.done.generation, job._session.done.left_until) == (1, 5)
+    for _ in job.epochs(1):
+        break
+    assert job._session.done.generation is None
+
+
 def test_leaving_epochs_ends_them_and_a_further_loop_goes_on(new_job):
     job = new_job()
     model, optimizer = begin(job)

@@ -55,6 +55,7 @@ from evergrad.messages import (
     Marked,
     Member,
     Noted,
+    Obstacle,
     Over,
     Place,
     Progress,
@@ -375,6 +376,49 @@ def test_only_so_many_are_kept_besides_what_was_restored():
     assert sorted(job.shelf.pruned) == [0, 1, 2]
 
 
+class LateNews(Job):
+    """Storage has what is put at once; while `is_late` the master hears of it only by `hear`."""
+
+    def __init__(self, **options):
+        self.is_late, self.late = False, []
+        super().__init__(**options)
+
+    def run_errands(self):
+        errands = self.master._recovery._errands
+        for errand in [e for e in errands if isinstance(e, PutManifest) and self.is_late]:
+            errands.remove(errand)
+            self.late.append(errand)
+            self.shelf.complete[errand.complete.serial] = errand.complete
+        super().run_errands()
+
+    def hear(self):
+        self.is_late = False
+        for errand in self.late:
+            self.take(self.master.done(ManifestPut(errand.complete.serial), self.now))
+
+
+@pytest.mark.parametrize("dies", ["pserver", "master"])
+def test_a_checkpoint_that_is_complete_only_after_its_generation_is_removed_with_the_next_one(dies):
+    job = LateNews(spec=msgspec.structs.replace(SPEC, keep=1))
+    job.join("a")
+    job.train("a")
+    job.is_late = True
+    job.train("a", 1)
+    (stray,) = (errand.complete.serial for errand in job.late)
+    if dies == "pserver":
+        job.start_pserver(1)
+        job.wait(0.5, "a")
+        job.hear()
+        assert stray not in job.shelf.pruned
+    else:
+        job.is_late = False
+        job.start_master()
+        job.join("a")
+    job.train("a", 1)
+    assert stray in job.shelf.pruned
+    assert [d.serial for d in job.master._recovery.checkpoints.durable] == [max(job.shelf.complete)]
+
+
 def test_a_pserver_that_takes_no_cut_has_it_given_up_and_the_next_serial_tried():
     job = Job(schema=ASYNC)
     job.join("a")
@@ -385,10 +429,7 @@ def test_a_pserver_that_takes_no_cut_has_it_given_up_and_the_next_serial_tried()
     assert job.pservers[0].frozen is None
     job.pservers[1].is_deaf = lambda message: False
     job.wait(3, "a")
-    assert job.pservers[0].cuts[1] == "abandoned"
-    assert [p.epoch for p in progress_of(job)] == [-1]
-    job.say("a", AskCheckpoint(job.request(), Member("a")))
-    job.wait(3, "a")
+    assert job.pservers[0].cuts == {0: "marked", 1: "abandoned", 2: "marked"}
     assert [p.epoch for p in progress_of(job)] == [-1, 0]
 
 
@@ -524,17 +565,56 @@ def test_a_checkpoint_that_cannot_be_restored_is_given_up_for_the_one_before():
     job = Job()
     job.join("a")
     job.train("a")
-    job.pservers[1].handle = lambda message: (
-        [Restored(message.term, message.generation, Place(1), job.pservers[1].member, -1, failure="a file is torn")]
-        if isinstance(message, Restore) and message.source == Source(SPEC.url, 1)
-        else StandIn.handle(job.pservers[1], message)
-    )
+    refuse_to_restore(job, "a file is torn", Obstacle.DAMAGED)
     job.start_pserver(0)
     job.wait(3, "a")
     assert any("a file is torn" in note for note in job.status().notes)
     assert job.master.failure is None
     assert {p.version for p in job.pservers.values()} == {0}
     assert isinstance(job.batch("a", epoch=1), StartAgain)
+
+
+def refuse_to_restore(job, failure, obstacle, serial=1):
+    """Pserver 1 cannot restore a checkpoint, and says why, until it is made to."""
+    p = job.pservers[1]
+
+    def handle(message):
+        if isinstance(message, Restore) and message.source == Source(SPEC.url, serial):
+            what = (Place(1), p.member, -1)
+            return [Restored(message.term, message.generation, *what, failure=failure, obstacle=obstacle)]
+        return StandIn.handle(p, message)
+
+    p.handle = handle
+
+
+def test_storage_that_is_away_during_a_restore_costs_no_checkpoint():
+    job = Job(spec=CheckpointSpec(SPEC.url, keep=3))
+    job.join("a")
+    for epoch in range(3):
+        job.train("a", epoch)
+    assert [d.serial for d in job.master._recovery.checkpoints.durable] == [1, 2, 3]
+    refuse_to_restore(job, "cannot read memory://c: connection refused", Obstacle.AWAY, serial=3)
+    job.start_pserver(0)
+    job.wait(60, "a")
+    assert job.master.failure is None
+    assert [d.serial for d in job.master._recovery.checkpoints.durable] == [1, 2, 3]
+    assert job.status().waiting_for == "the storage of checkpoints, which cannot be read"
+    said = [note for note in job.status().notes if "connection refused: it is tried again in 5 s" in note]
+    assert 10 <= len(said) <= 13, "once a try"
+    del job.pservers[1].handle
+    job.wait(6, "a")
+    assert {p.version for p in job.pservers.values()} == {6}
+    assert isinstance(job.batch("a", epoch=3), SyncTask)
+
+
+def test_a_pserver_that_lacks_memory_for_a_checkpoint_ends_the_job_with_what_to_do():
+    job = Job()
+    job.join("a")
+    job.train("a")
+    refuse_to_restore(job, "start the job with more --pservers", Obstacle.HERE)
+    job.start_pserver(0)
+    job.wait(1, "a")
+    assert "start the job with more --pservers" in job.master.failure
 
 
 # -- another master ----------------------------------------------------------------------------------------------------

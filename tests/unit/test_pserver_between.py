@@ -11,8 +11,8 @@ from evergrad.checkpoint.manifest import Manifest, write_manifest
 from evergrad.checkpoint.pieces import RowsPiece
 from evergrad.checkpoint.reader import pieces
 from evergrad.checkpoint.storage import Retry, Storage
-from evergrad.errors import CheckpointError, StorageError
-from evergrad.messages import Member, Place, Progress, Source, Written
+from evergrad.errors import CheckpointError, ConfigError, StorageError
+from evergrad.messages import Member, Obstacle, Place, Progress, Source, Written
 from evergrad.placement import slots_owned
 from evergrad.pserver.background import Facts, Finished, Loader, Saver, ToWrite
 from evergrad.pserver.between import LOOK_S, QUIET_S, SHARE, Between
@@ -265,7 +265,45 @@ def test_a_file_that_has_changed_is_told(tmp_path, between):
     path.write_bytes(data)
     pserver = Pserver(Member("p"))
     ask(pserver, restore(2, source=Source(str(tmp_path), 4)))
-    assert "has changed" in load(between(pserver)).failure
+    restored = load(between(pserver))
+    assert "has changed" in restored.failure
+    assert restored.obstacle is Obstacle.DAMAGED
+
+
+@pytest.mark.parametrize(
+    ("error", "obstacle"),
+    [
+        (StorageError("cannot read it: connection refused"), Obstacle.AWAY),
+        (StorageError("there is no such file", is_missing=True), Obstacle.DAMAGED),
+        (ConfigError("pserver 0 is at its memory limit"), Obstacle.HERE),
+        (MemoryError("no memory"), Obstacle.HERE),
+    ],
+)
+def test_what_keeps_a_checkpoint_from_being_loaded_is_told(tmp_path, between, error, obstacle):
+    saved_checkpoint(tmp_path, between)
+
+    class Failing(Pserver):
+        def load(self, piece):
+            raise error
+
+    pserver = Failing(Member("p"))
+    ask(pserver, restore(2, source=Source(str(tmp_path), 4)))
+    restored = load(between(pserver))
+    assert (restored.failure, restored.obstacle) == (str(error), obstacle)
+
+
+def test_storage_that_cannot_be_read_is_told_as_away(tmp_path):
+    """As where the system refuses to open a folder."""
+    (tmp_path / "checkpoint_4").mkdir()
+    (tmp_path / "checkpoint_4" / "manifest.json").mkdir()
+    pserver = Pserver(Member("p"))
+    ask(pserver, restore(2, source=Source(str(tmp_path), 4)))
+    loader = Loader(pserver.loading, NEVER)
+    try:
+        item = until(loader.take)
+    finally:
+        loader.close()
+    assert item.obstacle is Obstacle.AWAY
 
 
 def test_a_piece_that_does_not_fit_is_told(tmp_path, between):

@@ -21,7 +21,7 @@ from pservers import (
 )
 
 from evergrad.checkpoint.pieces import DensePiece, RowsPiece
-from evergrad.errors import CheckpointError
+from evergrad.errors import CheckpointError, ConfigError
 from evergrad.kernels.hashing import slots_of
 from evergrad.messages import (
     INIT_STEP,
@@ -30,6 +30,7 @@ from evergrad.messages import (
     Hello,
     Here,
     Member,
+    Obstacle,
     Place,
     Progress,
     Pull,
@@ -183,9 +184,9 @@ def test_a_later_generation_is_loaded_instead():
 
 def test_a_failure_to_load_is_told_and_told_again():
     pserver = restoring()
-    (send,) = pserver.load_failed("the file is gone")
+    (send,) = pserver.load_failed("the file is gone", Obstacle.AWAY)
     assert send.message == Restored(
-        Term(1), Generation(2), Place(0), Member("p"), INIT_STEP, failure="the file is gone"
+        Term(1), Generation(2), Place(0), Member("p"), INIT_STEP, failure="the file is gone", obstacle=Obstacle.AWAY
     )
     assert pserver.loading is None
     assert ask(pserver, restore(2, source=SOURCE)) == send.message
@@ -223,5 +224,5 @@ def test_a_checkpoint_that_does_not_fit_into_memory_is_an_error_that_says_what_t
     restoring(pserver=pserver)
     pserver.begin_load(Progress(6), updates)
     rows = next(piece for piece in pieces if isinstance(piece, RowsPiece))
-    with pytest.raises(CheckpointError, match="--pservers"):
+    with pytest.raises(ConfigError, match="--pservers"):
         pserver.load(rows)

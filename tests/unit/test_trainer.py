@@ -175,6 +175,14 @@ def test_what_was_done_is_said_again_after_joining_anew():
     assert [m.done for m in peer.messages(Ask)] == [BreakDone(0, 0), BreakDone(0, 0)]
 
 
+def test_whoever_joins_anew_says_in_which_generation_its_script_began():
+    peer = ready()
+    later = answer_with(Joined, Term(1), Generation(4), 5.0)
+    for _ in range(2):
+        peer.run(peer.trainer.ask(WantEnd(), None), [answer_with(Unknown), later, peer.agreed, answer_with(Over)])
+    assert [m.began for m in peer.messages(Join)] == [Generation(1), Generation(1)]
+
+
 def test_one_who_is_unknown_when_it_agrees_joins_anew():
     peer = ready()
     peer.run(peer.trainer.agree(SCHEMA), [answer_with(Unknown), joined, peer.agreed])

@@ -1,7 +1,7 @@
 """Which checkpoints there are at a URL, which of them are good, and which one is meant."""
 
 import re
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from evergrad.checkpoint.layout import MANIFEST, METRICS, folder_of, serial_of
@@ -69,11 +69,6 @@ def good(storage: Storage, serial: int) -> Manifest:
     return found.manifest
 
 
-def newest_good(storage: Storage, without: Container[int] = ()) -> Manifest | None:
-    """The manifest of the newest good checkpoint, those of the serials `without` left out; None if there is none."""
-    return next(_good(storage, without), None)
-
-
 def locate(url: str) -> tuple[str, int]:
     """The URL of all checkpoints and the serial of the one that `url` means.
 
@@ -105,17 +100,17 @@ def choose(storage: Storage, name: str) -> int:
         if serial not in serials(storage):
             raise ConfigError(f"there is no checkpoint {serial} in {storage.url}: {_there(storage)}")
         return good(storage, serial).serial
-    found = next((m for m in _good(storage, ()) if _meant_by(name)(m)), None)
+    found = next((m for m in _good(storage) if _meant_by(name)(m)), None)
     if found is None:
         what = f"good checkpoint of {name.replace('_', ' ')}" if _CHOICE.fullmatch(name) else "good checkpoint"
         raise ConfigError(f"there is no {what} in {storage.url}: {_there(storage)}")
     return found.serial
 
 
-def _good(storage: Storage, without: Container[int]) -> Iterator[Manifest]:
+def _good(storage: Storage) -> Iterator[Manifest]:
     """The good ones, newest first."""
     for serial in reversed(serials(storage)):
-        if serial not in without and (manifest := entry(storage, serial).manifest) is not None:
+        if (manifest := entry(storage, serial).manifest) is not None:
             yield manifest
 
 

@@ -8,33 +8,25 @@ from evergrad.checkpoint.storage import Storage
 
 
 class Held(NamedTuple):
-    """A complete checkpoint. `best`: less is better, None without metrics; `is_verified`: found good on the storage."""
+    """A complete checkpoint. `best`: less is better, None without metrics."""
 
     serial: int
     best: float | None
-    is_verified: bool
 
 
-def kept(held: Sequence[Held], keep: int, restored_from: int | None) -> set[int]:
+def kept(held: Sequence[Held], keep: int) -> set[int]:
     """The serials of those to keep; pure.
 
-    These are the `keep` newest, the best (the newest of equals), the newest verified, and what the present generation
-    was restored from until a newer one is verified.
+    These are the `keep` newest and the best (the newest of equals).
 
     Args:
         held: all complete checkpoints, in any order.
         keep: how many; at least one.
-        restored_from: the serial of what the generation was restored from, None if from nothing.
     """
     newest_first = sorted(held, key=lambda h: -h.serial)
     stay = {h.serial for h in newest_first[:keep]}
     scored = [h for h in newest_first if h.best is not None and h.best == h.best]  # not nan
-    stay |= {h.serial for h in sorted(scored, key=lambda h: h.best or 0.0)[:1]}
-    verified = [h.serial for h in newest_first if h.is_verified][:1]
-    stay |= set(verified)
-    if restored_from is not None and not any(serial > restored_from for serial in verified):
-        stay |= {h.serial for h in held if h.serial == restored_from}
-    return stay
+    return stay | {h.serial for h in sorted(scored, key=lambda h: h.best or 0.0)[:1]}
 
 
 def remove(storage: Storage, serial: int) -> None:

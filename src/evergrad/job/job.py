@@ -216,7 +216,8 @@ class Job:
                 yield epoch - first
         except GeneratorExit:
             done = self._session.done
-            self._session.done = BreakDone(epoch, self._until, done.last if isinstance(done, BreakDone) else None)
+            last, generation = (done.last, done.generation) if isinstance(done, BreakDone) else (None, None)
+            self._session.done = BreakDone(epoch, self._until, last, generation)
         finally:
             self._epoch, self._place, self._session.inside = None, self._until, ""
 
@@ -248,11 +249,12 @@ class Job:
         return loop
 
     def _batches(self, epoch: int, data: Dataset, spec: DataSpec, shuffle: bool) -> Batches:
-        reader = Reader()
+        reader, generation = Reader(), None
         try:
             while True:
                 task = self._ask(WantBatch(epoch, spec))
                 if isinstance(task, SyncTask | AsyncTask):
+                    generation = task.generation
                     self._session.task = AtTask(task.generation, task.attempt)
                 match task:
                     case SyncTask() if self._local is not None:
@@ -265,7 +267,8 @@ class Job:
                         return
         except BaseException:
             done = self._session.done
-            self._session.done = BreakDone(epoch, 0, done if isinstance(done, TrainDone) else None)
+            last = done if isinstance(done, TrainDone) else None
+            self._session.done = BreakDone(epoch, 0, last, generation)
             raise
         finally:
             reader.close()

@@ -8,6 +8,7 @@ checkpoint exist. One cut is under way at a time; one that fails changes nothing
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 import msgspec
 
@@ -39,7 +40,7 @@ from evergrad.messages import (
 
 RESEND_S = 0.25
 CUT_WITHIN_S = 2.0
-"""A cut that not all pservers have taken after so long is given up, so that frozen ones go on."""
+"""A cut of `async` that not all pservers have taken after so long is given up: batches wait for it no longer."""
 RETRY_S, LONGEST_RETRY_S = 1.0, 60.0
 """After a failure the next one is tried after this long, then after twice as long each time, up to that."""
 GATE_TRIES = 3
@@ -86,6 +87,21 @@ class _Cut:
     is_complete: bool = False
 
 
+@dataclass(slots=True)
+class _Failed:
+    """The cuts that have failed since one was complete, or since the generation began."""
+
+    times: int = 0
+    last_s: float = -inf
+    progress: Progress | None = None
+    """Of the last one."""
+
+    @property
+    def wait_s(self) -> float:
+        """How long to wait before the next one."""
+        return min(RETRY_S * 2.0 ** (self.times - 1), LONGEST_RETRY_S)
+
+
 class Checkpoints:
     """The checkpoints of one job as its master sees them.
 
@@ -102,6 +118,8 @@ class Checkpoints:
     def __init__(self, spec: CheckpointSpec | None, is_sync: bool, durable: Sequence[Durable] = ()) -> None:
         self.spec = spec
         self.durable = list(durable)
+        self.strays: set[int] = set()
+        """Serials that may be complete though nobody goes on from them: to be removed."""
         self.serials = range(0)
         """Those reserved and not used yet."""
         self.made = self.failed = 0
@@ -115,8 +133,7 @@ class Checkpoints:
         self.is_sync = is_sync
         self._cut: _Cut | None = None
         self._given_up: tuple[int, set[Place]] | None = None
-        self._failures = 0
-        self._retry_at_s = 0.0
+        self._failed = _Failed()
         self._last_s: float | None = None
         self._last_steps = 0
         self._sent_s: float | None = None
@@ -126,47 +143,52 @@ class Checkpoints:
     # -- when ----------------------------------------------------------------------------------------------------------
 
     @property
-    def is_under_way(self) -> bool:
-        """Whether a cut is being made or written."""
-        return self._cut is not None
-
-    @property
     def needs_serials(self) -> bool:
         """Whether more are to be reserved."""
         return self.spec is not None and not self.serials
 
-    def covers(self, progress: Progress) -> bool:
-        """Whether scripts may pass this place: a fall-back will not go behind it."""
-        return self.spec is None or self._failures >= GATE_TRIES or self._has(progress)
+    def is_saved(self, progress: Progress) -> bool:
+        """Whether there is a checkpoint of this place, behind which no fall-back will go."""
+        mine = _moment(progress, self.is_sync)
+        return any(_moment(d.progress, self.is_sync) == mine for d in self.durable) and (
+            self.is_sync or progress.is_closed or progress.epoch < 0
+        )
+
+    def may_pass(self, progress: Progress) -> bool:
+        """Whether scripts may pass this place: it is saved, or saving has failed again and again."""
+        return self.spec is None or self._failed.times >= GATE_TRIES or self.is_saved(progress)
+
+    def may_end(self, progress: Progress) -> bool:
+        """Whether the job may end here: the same, but saving must have failed here too."""
+        failed = self._failed.progress
+        has_failed_here = failed is not None and _moment(failed, self.is_sync) == _moment(progress, self.is_sync)
+        return self.is_saved(progress) or (self.may_pass(progress) and (self.spec is None or has_failed_here))
 
     def has_newer(self, serial: int) -> bool:
         """Whether one begun after this one is there."""
         return any(d.serial > serial for d in self.durable)
 
-    def wants(self, progress: Progress, steps: int, is_idle: bool, now_s: float) -> bool:
+    def wants(self, progress: Progress, steps: int, is_idle: bool, is_last: bool, now_s: float) -> bool:
         """Whether a cut is due.
 
         Args:
             progress: where training is.
             steps: counts up the steps, or the batches of `async`.
             is_idle: nothing is trained now.
+            is_last: the end of the job waits for it, so that after a failure it is tried again soon.
             now_s: the time.
         """
         if self.spec is None or self._cut is not None or self._given_up is not None or not self.serials:
             return False
-        if now_s < self._retry_at_s or self._has(progress):
+        wait_s = min(self._failed.wait_s, RETRY_S) if is_last else self._failed.wait_s
+        if now_s - self._failed.last_s < wait_s or self.is_saved(progress):
             return False
         if self._last_s is None:
             self._last_s, self._last_steps = now_s, steps
         by_steps = self.spec.every_steps is not None and steps - self._last_steps >= self.spec.every_steps
         by_time = self.spec.every_s is not None and now_s - self._last_s >= self.spec.every_s
-        return is_idle or self.is_asked or by_steps or by_time
-
-    def _has(self, progress: Progress) -> bool:
-        mine = _moment(progress, self.is_sync)
-        return any(_moment(d.progress, self.is_sync) == mine for d in self.durable) and (
-            self.is_sync or progress.is_closed or progress.epoch < 0
-        )
+        has_failed = self._failed.times > 0  # what that was due for it still is
+        return is_idle or self.is_asked or by_steps or by_time or has_failed
 
     # -- the cut -------------------------------------------------------------------------------------------------------
 
@@ -181,7 +203,8 @@ class Checkpoints:
     def due(self, term: Term, generation: Generation, pservers: Sequence[PserverAt], now_s: float) -> list[Send]:
         """What the pservers are told now, again and again until they have answered."""
         cut = self._cut
-        if cut is not None and len(cut.marked) < len(pservers) and now_s - cut.begun_s > CUT_WITHIN_S:
+        is_late = cut is not None and not self.is_sync and now_s - cut.begun_s > CUT_WITHIN_S
+        if cut is not None and is_late and len(cut.marked) < len(pservers):
             late = ", ".join(str(p.place) for p in pservers if p.place not in cut.marked)
             self._fail(f"pserver {late} has not taken it after {CUT_WITHIN_S:g} s", now_s)
             cut = None
@@ -249,15 +272,24 @@ class Checkpoints:
         files = tuple(sorted((file for part in parts for file in part.files), key=lambda file: file.path))
         return Complete(cut.serial, cut.progress, cut.calls, files, parts[0].updates)
 
+    @property
+    def putting(self) -> int | None:
+        """The serial whose manifest is being put: to the next master it is a stray, if it is there at all."""
+        return self._cut.serial if self._cut is not None and self._cut.is_complete else None
+
     def put(self, serial: int, failure: str | None, now_s: float) -> bool:
-        """The manifest is there, or could not be put; returns whether there is a new checkpoint."""
+        """The manifest is there, or could not be put; returns whether there is a new checkpoint.
+
+        One that comes after its generation is a stray.
+        """
         cut = self._cut
         if cut is None or cut.serial != serial:
+            self.strays |= {serial} if failure is None else set()
             return False
         if failure is not None:
             self._fail(failure, now_s)
             return False
-        self._cut, self._failures, self.failure, self.completed_s = None, 0, None, now_s
+        self._cut, self._failed, self.failure, self.completed_s = None, _Failed(), None, now_s
         self.made += 1
         self.durable.append(Durable(serial, cut.progress))
         took = f"{now_s - cut.begun_s:.1f} s"
@@ -266,12 +298,10 @@ class Checkpoints:
 
     def _fail(self, reason: str, now_s: float) -> None:
         assert self._cut is not None
-        serial, self._cut = self._cut.serial, None
-        self._given_up, self._sent_s = (serial, set()), None
-        self._failures += 1
-        wait_s = min(RETRY_S * 2 ** (self._failures - 1), LONGEST_RETRY_S)
-        self._retry_at_s = now_s + wait_s
-        more = f"; training goes on, the next one is tried in {wait_s:g} s"
+        serial = self._cut.serial
+        self._failed = _Failed(self._failed.times + 1, now_s, self._cut.progress)
+        self._cut, self._given_up, self._sent_s = None, (serial, set()), None
+        more = f"; training goes on, the next one is tried in {self._failed.wait_s:g} s"
         self.failed, self.failure = self.failed + 1, reason
         self._events.append(Event(f"checkpoint {serial} has failed: {reason}{more}", is_trouble=True))
 
@@ -287,10 +317,10 @@ class Checkpoints:
                 self.durable[i] = msgspec.structs.replace(self.durable[i], best=best)
         return [self.durable[i].serial for i in of_it]
 
-    def to_keep(self, restored: int | None) -> set[int]:
-        """The serials that stay: the newest ones, the best, and what the present generation was restored from."""
-        held = [Held(d.serial, d.best, is_verified=True) for d in self.durable]
-        return kept(held, self.spec.keep if self.spec is not None else 1, restored)
+    def to_keep(self) -> set[int]:
+        """The serials that stay: the newest ones and the best."""
+        held = [Held(d.serial, d.best) for d in self.durable]
+        return kept(held, self.spec.keep if self.spec is not None else 1)
 
     def take_events(self) -> list[Event]:
         """What has happened since the last call."""
@@ -312,8 +342,9 @@ class Checkpoints:
         self.durable = [d for d in self.durable if d.serial != serial]
 
     def fall_back(self) -> None:
-        """A new generation begins: its pservers know nothing of what was under way."""
+        """A new generation begins: its pservers know nothing of what was under way or has failed."""
         self._cut = self._given_up = None
+        self._failed = _Failed()
         self._last_s = None
 
     def where(self, progress: Progress) -> str:
@@ -324,9 +355,9 @@ class Checkpoints:
         return f"epoch {progress.epoch}, {at}"
 
     def waits_for(self, pservers: Sequence[PserverAt]) -> str:
-        """What the cut under way waits for, or nothing."""
+        """What the cut under way waits for, or the next one; or nothing."""
         if self._cut is None:
-            return ""
+            return f"a checkpoint, which has failed and is tried again: {self.failure}" if self._failed.times else ""
         heard = self._cut.standing if self._cut.is_frozen else self._cut.written
         missing = [str(p.place) for p in pservers if p.place not in heard]
         if missing:

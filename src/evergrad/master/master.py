@@ -119,7 +119,6 @@ class Master:
         self._pausing: dict[Member, tuple[str, MayBegin, float]] = {}
         self._knocking: dict[Member, float] = {}
         self._reported: dict[Member, tuple[str, Noted]] = {}
-        self._start_again: set[Member] = set()
         self._stopping: _Stopping | None = None
         self._ticked_s: float | None = None
         if record is not None:
@@ -193,9 +192,9 @@ class Master:
         sends = []
         if not self.is_over:
             self._recovery.form(self.members.present(), now_s)
-            self._send_back()
             self._decide(now_s)
-            self._recovery.cut(self._stopping is not None, now_s)
+            is_stopping = self._stopping is not None
+            self._recovery.cut(is_stopping, is_stopping or self._are_finished, now_s)
             self._end_if_due(now_s)
         self._recovery.record()
         if self._recovery.is_all_recorded:
@@ -205,12 +204,6 @@ class Master:
         if self._script is not None:
             sends += self._let_begin(self._script)
         return sends if self.is_over else sends + self._recovery.due(now_s)
-
-    def _send_back(self) -> None:
-        """Scripts that the job has fallen back behind are started again."""
-        if self._recovery.must_start_again:
-            self._start_again |= {trainer.member for trainer in self.members.trainers()}
-            self._recovery.must_start_again = False
 
     def _answers(self, now_s: float) -> list[Send]:
         """Invariant 3."""
@@ -276,6 +269,8 @@ class Master:
                 return None
             state = MemberState(join.member, join.role, join.name, join.pid, now_s, answered_s=now_s)
             state.numerics, state.place, state.address = join.numerics, join.place, join.address
+            number = self._recovery.generations.number
+            state.began = number if join.began is None else min(join.began, number)
             self._progress.note_numerics(state)
             self._progress.log_event(f"{state.name} has joined with pid {state.pid}")
             self.members.add(state)
@@ -350,7 +345,7 @@ class Master:
             return None
         self._pausing.pop(message.member, None)
         if isinstance(message, Ask):
-            if message.done is not None:
+            if message.done is not None and not self._is_ahead(message):
                 self._done(message.done, now_s)
             self._release(message.member)
         self._waiting[message.member] = src, message
@@ -407,7 +402,6 @@ class Master:
         self._waiting.pop(state.member, None)
         self._answered.pop(state.member, None)
         self._pausing.pop(state.member, None)
-        self._start_again.discard(state.member)
         self._finished.discard(state.member)
         if self.is_over:
             return
@@ -447,8 +441,8 @@ class Master:
     def _done(self, done: Done, now_s: float) -> None:
         """Take a report; one of an older generation is void."""
         script, recovery = self._script, self._recovery
-        is_void = not isinstance(done, BreakDone) and done.generation != recovery.generations.number
-        if script is None or is_void or not recovery.are_restored:
+        is_current = recovery.are_restored and done.generation == recovery.generations.number
+        if script is None or not (is_current or isinstance(done, BreakDone)):
             return
         if isinstance(done, TrainDone):
             if (decided := script.initial(done)) is not None:
@@ -470,7 +464,7 @@ class Master:
         recovery = self._recovery
         if self.is_over:
             return Ended(ask.request, self.failure)
-        if ask.member in self._start_again:
+        if self._is_ahead(ask):
             return StartAgain(ask.request)
         if isinstance(ask.want, WantEnd):
             return self._finish(ask, now_s)
@@ -482,6 +476,18 @@ class Master:
             return None
         now = Now(now_s, ask.request, self._term, recovery.generations.number)
         return recovery.script.next(ask, ask.want, now, self._leads)
+
+    def _is_ahead(self, ask: Ask) -> bool:
+        """Whether the asker's script is where the job is no more, so that it has to start again.
+
+        It began before the job fell back behind it, or has left an epoch at a batch that was undone since.
+        """
+        script, number, done = self._script, self._recovery.generations.number, ask.done
+        if self.members[ask.member].began < self._recovery.fell_behind:
+            return True
+        if script is None or not isinstance(done, BreakDone) or done.generation is None or done.generation >= number:
+            return False
+        return not script.is_past(done.epoch)
 
     def _leads(self, member: Member) -> bool:
         """Whether this trainer is the leader; where there is none it becomes it."""
@@ -501,6 +507,13 @@ class Master:
         self._end_if_due(now_s)
         return Ended(ask.request, self.failure) if self.is_over else None
 
+    @property
+    def _are_finished(self) -> bool:
+        """Whether every trainer's script is at its end, and none has to start again."""
+        behind, finished = self._recovery.fell_behind, self._finished
+        trainers = self.members.trainers()
+        return bool(finished) and all(t.member in finished and t.began >= behind for t in trainers)
+
     def _end_if_due(self, now_s: float) -> None:
         """Every trainer's script is at its end, or the job is to stop; and what was trained is in a checkpoint.
 
@@ -508,15 +521,16 @@ class Master:
         """
         recovery = self._recovery
         if (stopping := self._stopping) is not None:
-            is_saved = recovery.is_covered or recovery.checkpoints.has_newer(stopping.begun)
+            checkpoints = recovery.checkpoints
+            is_saved = recovery.is_now(checkpoints.is_saved) or checkpoints.has_newer(stopping.begun)
             if is_saved or now_s > stopping.until_s:
                 self.end(stopping.failure)
-        trainers, pservers = self.members.trainers(), recovery.generations.pservers
-        if not self._finished or any(t.member not in self._finished for t in trainers):
+        pservers = recovery.generations.pservers
+        if not self._are_finished:
             return
         if pservers is not None and not (pservers.are_restored and pservers.have_acknowledged):
             return
-        if recovery.is_covered:
+        if recovery.is_now(recovery.checkpoints.may_end):
             self.end(self._failures.summary())
 
     def stop(self, message: StopJob, now_s: float) -> None:

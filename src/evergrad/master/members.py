@@ -5,14 +5,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
 
-from evergrad.messages import Address, Member, MemberStatus, Place, PserverAt, Role
+from evergrad.messages import Address, Generation, Member, MemberStatus, Place, PserverAt, Role
+
+NO_GENERATION = Generation(0)
 
 
 @dataclass(slots=True)
 class MemberState:
     """A member. `seen_s` is when it was last heard of (infinity: not yet), `idle_s` how long its loop stood then.
 
-    `answered_s` is when it joined or was last answered what to do.
+    `answered_s` is when it joined or was last answered what to do, `began` the generation in which its script began.
     """
 
     member: Member
@@ -24,6 +26,7 @@ class MemberState:
     place: Place | None = None
     address: Address | None = None
     answered_s: float = 0.0
+    began: Generation = NO_GENERATION
     idle_s: float = 0.0
     counters: dict[str, int] = field(default_factory=dict)
 

@@ -95,6 +95,8 @@ class Overview(NamedTuple):
         silent = [place for place, p in sorted(self.members.pservers().items()) if now_s - p.seen_s > SILENT_S]
         if silent:
             return f"pserver {silent[0]}, which is silent"
+        if recovery.is_storage_away:
+            return "the storage of checkpoints, which cannot be read"
         pservers = recovery.generations.pservers
         if pservers is not None and (told := pservers.waits_for(now_s - SLOW_S)):
             return f"pserver {told[0]} to acknowledge what it was told"
@@ -121,7 +123,8 @@ class Overview(NamedTuple):
     def _gate(self) -> str:
         """The checkpoint without which nothing goes on."""
         script, recovery = self.recovery.script, self.recovery
-        if script is None or not script.is_idle or recovery.is_covered:
+        may_go_on = recovery.checkpoints.may_end if self.finished else recovery.checkpoints.may_pass
+        if script is None or not script.is_idle or recovery.is_now(may_go_on):
             return ""
         return recovery.checkpoints.waits_for(recovery.generations.at)
 

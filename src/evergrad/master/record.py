@@ -50,15 +50,21 @@ class Record(msgspec.Struct, frozen=True):
     """What there was at the start of the job."""
     source: Source | None = None
     """What the generation was restored from."""
+    fell_behind: Generation = Generation(0)
+    """The last generation that began behind where scripts were."""
     pservers: tuple[PserverAt, ...] = ()
     names: tuple[tuple[str, int], ...] = ()
     """Name and pid of each."""
     next_serial: int = 0
     durable: tuple[Durable, ...] = ()
+    putting: int | None = None
+    """The serial whose manifest is being put."""
     progress: Progress = Progress()
     passed: int = -1
     """The last epoch whose batches scripts are past."""
     epochs: int = 0
+    outside: tuple[int, ...] = ()
+    """The places outside of the loops over epochs, as evaluations and savings name them."""
     evaluations: tuple[EvaluationDone, ...] = ()
     savings: tuple[SavingDone, ...] = ()
     set_aside: tuple[SetAside, ...] = ()

@@ -1,9 +1,17 @@
 """What is written of a master's facts, and what must wait until it is."""
 
 from collections.abc import Callable, Hashable
+from typing import NamedTuple
 
 from evergrad.master.errands import PutRecord
 from evergrad.master.record import Record
+
+
+class Facts(NamedTuple):
+    """What the record says, in short: what answers to asks wait for, and the rest."""
+
+    awaited: Hashable
+    others: Hashable
 
 
 class Recording:
@@ -15,11 +23,11 @@ class Recording:
 
     def __init__(self, is_kept: bool) -> None:
         self._is_kept = is_kept
-        self._written: Hashable = None
-        self._writing: tuple[int, Hashable] | None = None
+        self._written: Facts | None = None
+        self._writing: tuple[int, Facts] | None = None
         self._number = 0
 
-    def write(self, facts: Hashable, make: Callable[[], Record]) -> PutRecord | None:
+    def write(self, facts: Facts, make: Callable[[], Record]) -> PutRecord | None:
         """What is to be written, if anything is and nothing is being written."""
         if not self._is_kept or self._writing is not None or facts == self._written:
             return None
@@ -32,8 +40,10 @@ class Recording:
         if self._writing is not None and self._writing[0] == number:
             self._written, self._writing = self._writing[1], None
 
-    def has(self, facts: Hashable, part: int) -> bool:
-        """Whether this part of the facts is what was written last."""
-        if not self._is_kept:
-            return True
-        return isinstance(self._written, tuple) and isinstance(facts, tuple) and self._written[part] == facts[part]
+    def has(self, facts: Facts) -> bool:
+        """Whether these facts were written last."""
+        return not self._is_kept or self._written == facts
+
+    def has_awaited(self, facts: Facts) -> bool:
+        """Whether those were that answers to asks wait for."""
+        return not self._is_kept or (self._written is not None and self._written.awaited == facts.awaited)

@@ -31,7 +31,7 @@ from evergrad.master.members import Members
 from evergrad.master.phases import Phases
 from evergrad.master.progress import Progress as Shown
 from evergrad.master.record import Found, Record
-from evergrad.master.recording import Recording
+from evergrad.master.recording import Facts, Recording
 from evergrad.master.schema import refuse_checkpoint
 from evergrad.master.script import Script
 from evergrad.master.settings import Settings
@@ -44,9 +44,11 @@ from evergrad.messages import (
     Committed,
     EpochClosed,
     Frozen,
+    Generation,
     Marked,
     Message,
     Missing,
+    Obstacle,
     Progress,
     PserverAt,
     Restored,
@@ -58,6 +60,9 @@ from evergrad.messages import (
 )
 
 OfGeneration = Restored | Committed | EpochClosed | Missing
+AGAIN_S = 5.0
+"""Storage that could not be read is tried again after this long, and after as long as pservers have tried it."""
+
 OfCut = Frozen | Marked | Written | Abandoned
 
 
@@ -91,8 +96,8 @@ class Recovery:
         self.generations = Generations(term)
         self.checkpoints = Checkpoints(None, is_sync=True)
         self.found: Found | None = None
-        self.must_start_again = False
-        """Whether the job has fallen back behind where scripts are, since this was last cleared."""
+        self.fell_behind = Generation(0)
+        """The last generation that began behind where scripts were: older scripts are to start again."""
         self._settings, self._term = settings, term
         self._members, self._failures, self._shown, self._end = members, failures, shown, end
         self._numbers = AttemptNumbers(term)
@@ -105,6 +110,8 @@ class Recovery:
         self._rating: int | None = None
         self._phases = Phases()
         self._has_taken_over = False
+        self._again_s: float | None = None
+        """When the checkpoint that could not be read is tried again."""
 
     # -- the beginning -------------------------------------------------------------------------------------------------
 
@@ -115,7 +122,7 @@ class Recovery:
         if (where := url or settings.scratch) is not None:
             spec = CheckpointSpec(where) if spec is None else msgspec.structs.replace(spec, url=where)
             self.checkpoints = Checkpoints(spec, agree.schema.update.is_sync)
-        self.script = Script(agree.schema.update, self._numbers, self.checkpoints.covers)
+        self.script = Script(agree.schema.update, self._numbers, self.checkpoints.may_pass)
         if url is None and agree.warm_start is None and settings.resume in ("auto", "never"):
             self.found = Found()
             return
@@ -146,6 +153,11 @@ class Recovery:
         return self.generations.are_restored
 
     @property
+    def is_storage_away(self) -> bool:
+        """Whether the generation waits for its checkpoint to be readable."""
+        return self._again_s is not None
+
+    @property
     def is_whole(self) -> bool:
         """Whether the pservers of the present generation are all there; before the first there are none."""
         return self._members.present() == self.generations.at
@@ -165,7 +177,8 @@ class Recovery:
             return
         if len(present) < self._settings.places or self.refuse_found() is not None:
             return
-        if present != generations.at:
+        is_again = self._again_s is not None and now_s >= self._again_s
+        if present != generations.at or is_again:
             self._begin(present, now_s)
         elif (standings := generations.found()) is not None:
             if standings.is_whole(generations.number):
@@ -183,18 +196,21 @@ class Recovery:
     def _begin(self, present: tuple[PserverAt, ...], now_s: float) -> None:
         """A generation begins with the newest checkpoint there is, else with what the job began with."""
         assert self.script is not None
+        self._again_s = None
         self._phases.ended("until all pservers were there", now_s)
         assert self.found is not None
         spec, durable = self.checkpoints.spec, self.checkpoints.durable
         source, progress = self.found.source, self.found.progress if self.found.source is not None else None
         if durable and spec is not None:
             source, progress = Source(spec.url, durable[-1].serial), durable[-1].progress
-        is_begun = self.script.training.number >= 0
-        if self.generations.at and not _reaches(progress, self.script.passed, is_begun):
-            self.must_start_again = True
+        is_behind = self.generations.at and not _reaches(progress, self.script.passed, self.script.begun.epoch >= 0)
+        self.generations.begin(present, source)
+        if is_behind:
+            self.fell_behind = self.generations.number
+            self.script.go_back(progress)
+            self._shown.note_event("the job falls back behind where scripts are: they are started again", True)
         self.checkpoints.fall_back()
         self.script.restore(progress)
-        self.generations.begin(present, source)
 
     def lost(self, name: str, reason: str, now_s: float) -> None:
         """A pserver is gone."""
@@ -214,7 +230,7 @@ class Recovery:
             return
         match message:
             case Restored(failure=str(failure)):
-                self._cannot_restore(failure, now_s)
+                self._cannot_restore(failure, message.obstacle, now_s)
             case Restored():
                 had = pservers.are_restored
                 pservers.restored(message)
@@ -241,12 +257,18 @@ class Recovery:
         self._shown.note_event(what, is_trouble=True)
         self._begin(self.generations.at, now_s)
 
-    def _cannot_restore(self, failure: str, now_s: float) -> None:
-        """The checkpoint is given up for the one before it."""
+    def _cannot_restore(self, failure: str, obstacle: Obstacle, now_s: float) -> None:
+        """A damaged checkpoint is given up for the one before it; for storage that is away the job waits."""
+        if self.is_storage_away:
+            return
+        if obstacle is Obstacle.AWAY:
+            self._again_s = now_s + AGAIN_S
+            self._shown.note_event(f"{failure}: it is tried again in {AGAIN_S:g} s", is_trouble=True)
+            return
         source, durable = self.generations.source, self.checkpoints.durable
         is_own = source is not None and any(d.serial == source.serial for d in durable)
         self._shown.note_event(f"a checkpoint could not be restored: {failure}", is_trouble=True)
-        if source is None or not is_own or len(durable) == 1:
+        if source is None or not is_own or len(durable) == 1 or obstacle is Obstacle.HERE:
             self._end(f"the checkpoint to begin with cannot be restored: {failure}")
             return
         self.checkpoints.forget(source.serial)
@@ -280,7 +302,7 @@ class Recovery:
         assert pservers is not None
         assert script is not None
         serial, progress = None, script.progress()
-        if progress is not None and self.checkpoints.wants(progress, script.steps, script.is_idle, now_s):
+        if progress is not None and self.checkpoints.wants(progress, script.steps, script.is_idle, False, now_s):
             serial = self.checkpoints.begin(progress, script.calls_done(), script.steps, script.is_idle, now_s)
         pservers.tell(Commit(self._term, self.generations.number, step, chosen, serial))  # type: ignore[arg-type]
 
@@ -307,11 +329,12 @@ class Recovery:
             return None
         return self.checkpoints.heard(message, self._term, self._settings.places, now_s)
 
-    def cut(self, is_stopping: bool, now_s: float) -> None:
+    def cut(self, is_stopping: bool, is_last: bool, now_s: float) -> None:
         """Begin the cuts that no commit carries, and finish those that are written.
 
         Args:
             is_stopping: nothing is handed out any more.
+            is_last: the end of the job waits for a checkpoint.
             now_s: the time.
         """
         checkpoints, script, generations = self.checkpoints, self.script, self.generations
@@ -321,8 +344,9 @@ class Recovery:
             return
         progress = script.progress()
         is_still = script.is_idle or is_stopping
-        may_mark = (is_still or not checkpoints.is_sync) and generations.pservers.have_acknowledged
-        if progress is not None and may_mark and checkpoints.wants(progress, script.steps, is_still, now_s):
+        is_moment = is_still or not checkpoints.is_sync
+        may_mark = is_moment and not script.is_settling and generations.pservers.have_acknowledged
+        if progress is not None and may_mark and checkpoints.wants(progress, script.steps, is_still, is_last, now_s):
             checkpoints.begin(progress, script.calls_done(), script.steps, script.is_idle, now_s)
         complete = checkpoints.take_complete(self._settings.places)
         if complete is not None and checkpoints.spec is not None and self.schema is not None and self.found is not None:
@@ -350,21 +374,22 @@ class Recovery:
                 self._rating = serial
                 self._errands.append(PutMetrics(spec.url, serial, Metrics(self._shown.reported_so_far(), durable.best)))
 
-    @property
-    def is_covered(self) -> bool:
-        """Whether the model as it is now is in a checkpoint, if there are any."""
+    def is_now(self, holds: Callable[[Progress], bool]) -> bool:
+        """Whether this holds where training is now; before the initial values there is nothing to lose."""
         progress = self.script.progress() if self.script is not None else None
-        return progress is None or self.checkpoints.covers(progress)
+        return progress is None or holds(progress)
 
     def _prune(self) -> None:
         """Remove what is kept no longer."""
-        checkpoints, source = self.checkpoints, self.generations.source
+        checkpoints = self.checkpoints
         if checkpoints.spec is None:
             return
-        keep = checkpoints.to_keep(source.serial if source is not None else None)
+        keep = checkpoints.to_keep()
         remove = tuple(d.serial for d in checkpoints.durable if d.serial not in keep)
         for serial in remove:
             checkpoints.forget(serial)
+        remove += tuple(sorted(checkpoints.strays))
+        checkpoints.strays.clear()
         self._errands.append(Prune(checkpoints.spec.url, remove, before=max(keep, default=0)))
 
     # -- errands and the record ----------------------------------------------------------------------------------------
@@ -412,12 +437,12 @@ class Recovery:
     @property
     def is_recorded(self) -> bool:
         """Whether what answers follow from is written."""
-        return self._recording.has(self._facts(), 0)
+        return self._recording.has_awaited(self._facts())
 
     @property
     def is_all_recorded(self) -> bool:
         """Whether the rest is written too."""
-        return self.is_recorded and self._recording.has(self._facts(), 1)
+        return self._recording.has(self._facts())
 
     def ended(self, failure: str | None) -> None:
         """The job is over."""
@@ -431,15 +456,24 @@ class Recovery:
         errand = self._recording.write(self._facts(), self._make_record)
         if errand is not None:
             self._errands.append(errand)
-        if self._reserving is not None and self._recording.has(self._facts(), 1):
+        if self._reserving is not None and self.is_all_recorded:
             self.checkpoints.serials, self._reserving = self._reserving, None
 
-    def _facts(self) -> tuple[object, object]:
-        """What the record says, in short: what asks wait for, and the rest."""
-        of_script = self.script.facts() if self.script is not None else None
-        needed = (self._term, self.generations.number, self.generations.at, of_script, self._ended)
-        durable = tuple((d.serial, d.best) for d in self.checkpoints.durable)
-        return needed, (self._next_serial, durable, len(self._failures.set_aside), self._shown.reports)
+    def _facts(self) -> Facts:
+        """What the record says, in short."""
+        checkpoints, script, generations = self.checkpoints, self.script, self.generations
+        of_script = script.facts() if script is not None else None
+        durable = tuple((d.serial, d.best) for d in checkpoints.durable)
+        return Facts(
+            awaited=(self._term, generations.number, generations.at, of_script, self._ended),
+            others=(
+                self._next_serial,
+                durable,
+                checkpoints.putting,
+                len(self._failures.set_aside),
+                self._shown.reports,
+            ),
+        )
 
     def _make_record(self) -> Record:
         generations, script = self.generations, self.script
@@ -453,13 +487,16 @@ class Recovery:
             spec=self.checkpoints.spec,
             found=self.found,
             source=generations.source,
+            fell_behind=self.fell_behind,
             pservers=generations.at,
             names=tuple(self._members.name_of(p.member) for p in generations.at),
             next_serial=self._next_serial,
             durable=tuple(self.checkpoints.durable),
+            putting=self.checkpoints.putting,
             progress=script.begun if script is not None else Progress(),
             passed=script.passed if script is not None else -1,
             epochs=script.epochs if script is not None else 0,
+            outside=script.outside() if script is not None else (),
             evaluations=evaluations,
             savings=savings,
             set_aside=tuple(self._failures.set_aside),
@@ -476,9 +513,11 @@ class Recovery:
         if record.schema is None:
             return
         self.checkpoints = Checkpoints(record.spec, record.schema.update.is_sync, record.durable)
-        self.script = Script(record.schema.update, self._numbers, self.checkpoints.covers)
+        self.checkpoints.strays = {record.putting} if record.putting is not None else set()
+        self.script = Script(record.schema.update, self._numbers, self.checkpoints.may_pass)
         self.script.adopt(record)
         self.generations.adopt(record)
+        self.fell_behind = record.fell_behind
         self._hold()
         self._unrated = {d.serial: None for d in record.durable if d.best is not None}  # it may not be written
         for p, (name, pid) in zip(record.pservers, record.names, strict=True):

@@ -40,6 +40,7 @@ from evergrad.messages import (
     SaveTask,
     SavingDone,
     Standing,
+    StartAgain,
     TotalsAre,
     TrainDone,
     UpdateSpec,
@@ -51,6 +52,8 @@ from evergrad.messages import (
 
 SLOW_S = 1.0
 """A task pending for longer is shown as waited for."""
+REMEMBERED_EPOCHS = 100
+"""Evaluations and savings of so many past epochs are remembered, and those outside of the loops over epochs."""
 
 
 class Decided(NamedTuple):
@@ -67,7 +70,7 @@ class Script:
     Args:
         update: the job's update rule.
         numbers: numbers attempts.
-        is_covered: whether scripts may pass this place, since no fall-back will go behind it.
+        may_pass: whether scripts may pass this place, since no fall-back will go behind it.
 
     Invariants:
     1. The initial values are committed before anything else is handed out.
@@ -76,22 +79,27 @@ class Script:
     """
 
     def __init__(
-        self, update: UpdateSpec, numbers: AttemptNumbers, is_covered: Callable[[Progress], bool] = lambda _: True
+        self, update: UpdateSpec, numbers: AttemptNumbers, may_pass: Callable[[Progress], bool] = lambda _: True
     ) -> None:
         self.training = Training(update, numbers)
         self.epochs = 0
         self.doing: dict[Member, str] = {}
         self._is_sync = update.is_sync
         self._numbers = numbers
-        self._is_covered = is_covered
+        self._may_pass_at = may_pass
         self._initial = TaskPool([0], numbers, None)
         self._is_initialized = False
         self._adopted: Progress | None = None
         self.passed = -1
         """The last epoch whose batches scripts are past."""
         self._left_until = 0
+        self._outside = {-1}
+        """The places before, between and after the loops over epochs, by which every script comes."""
         self._evaluations: dict[Call, Evaluation] = {}
         self._savings: dict[Call, Saving] = {}
+        self._open: list[Evaluation | Saving] = []
+        self._done = 0
+        """How many calls are done."""
 
     # -- other generations and masters ---------------------------------------------------------------------------------
 
@@ -101,17 +109,36 @@ class Script:
             return None
         return msgspec.structs.replace(self.training.progress(), left_until=self._left_until)
 
-    def restore(self, progress: Progress | None) -> None:
-        """A generation begins there, or with nothing: what anybody held is void."""
+    def restore(self, progress: Progress | None, are_told: bool = True) -> None:
+        """A generation begins there, or with nothing: what anybody held is void.
+
+        Where another master's goes on, pservers may not have been told of the end of the epoch (not `are_told`).
+        """
         self.doing.clear()
         self._adopted = None
         self._initial = TaskPool([0], self._numbers, None)
         self._is_initialized = progress is not None
-        self.training.restore(progress or Progress())
+        self.training.restore(progress or Progress(), are_told)
         if progress is not None:
             self._left_until = max(self._left_until, progress.left_until)
-        for call in self._open_calls():
+        for call in self._open:
             call.release_all()
+
+    def go_back(self, progress: Progress | None) -> None:
+        """Scripts start again, to go on there: nothing beyond was done."""
+        at = progress or Progress()
+        self.passed = at.epoch if at.is_closed else max(at.epoch - 1, -1)
+        self._left_until = at.left_until
+        self._evaluations = {call: e for call, e in self._evaluations.items() if call[0] <= at.epoch}
+        self._savings = {call: s for call, s in self._savings.items() if call[0] <= at.epoch}
+        self._count_calls()
+
+    def is_past(self, epoch: int) -> bool:
+        """Whether training is past this epoch."""
+        open_epoch = self.training.epoch
+        return self.training.number > epoch or (
+            open_epoch is not None and open_epoch.number == epoch and open_epoch.is_closed
+        )
 
     def calls_done(self) -> tuple[tuple[EvaluationDone, ...], tuple[SavingDone, ...]]:
         """The evaluations and savings that are done."""
@@ -124,13 +151,14 @@ class Script:
     def adopt(self, record: Record) -> None:
         """Take over what another master has seen."""
         self.epochs, self._left_until, self.passed = record.epochs, record.progress.left_until, record.passed
-        self._adopted = record.progress
+        self._adopted, self._outside = record.progress, {-1, *record.outside}
         self.take_calls(record.evaluations, record.savings)
 
     def take_calls(self, evaluations: Iterable[EvaluationDone], savings: Iterable[SavingDone]) -> None:
         """These were done before."""
         self._evaluations = {(e.epoch, e.ordinal): Evaluation.again(e, self._numbers) for e in evaluations}
         self._savings = {(s.epoch, s.ordinal): Saving.again(s, self._numbers) for s in savings}
+        self._count_calls()
 
     @property
     def begun(self) -> Progress:
@@ -143,12 +171,15 @@ class Script:
 
     def facts(self) -> Hashable:
         """What of it the next master must know, in short."""
-        done = sum(e.is_done for e in self._evaluations.values()), sum(s.is_done for s in self._savings.values())
-        return self.begun, self.epochs, self.passed, done
+        return self.begun, self.epochs, self.passed, self._done, len(self._outside)
+
+    def outside(self) -> tuple[int, ...]:
+        """The places before, between and after the loops over epochs."""
+        return tuple(sorted(self._outside))
 
     def resume(self, version: int, standing: Standing) -> None:
         """Another master's epoch is where the pservers say."""
-        self.restore(msgspec.structs.replace(self.begun, version=version, standing=standing))
+        self.restore(msgspec.structs.replace(self.begun, version=version, standing=standing), are_told=False)
 
     @property
     def steps(self) -> int:
@@ -160,9 +191,15 @@ class Script:
         """Whether nothing is trained: the model does not change."""
         return self._is_initialized and self.training.is_idle
 
+    @property
+    def is_settling(self) -> bool:
+        """Whether an epoch is over of which batches may still be on their way: there is no moment to show."""
+        epoch = self.training.epoch
+        return epoch is not None and epoch.is_closed and not self.training.is_idle
+
     def _may_pass(self) -> bool:
         progress = self.progress()
-        return progress is not None and self._is_covered(progress)
+        return progress is not None and self._may_pass_at(progress)
 
     # -- what is done --------------------------------------------------------------------------------------------------
 
@@ -225,12 +262,15 @@ class Script:
         """An evaluation, a saving or the leaving of a loop is reported."""
         match done:
             case EvalDone():
-                for evaluation in self._evaluations.values():
-                    if not evaluation.is_done:
-                        evaluation.finish(done)
+                for call in self._open:
+                    if isinstance(call, Evaluation):
+                        call.finish(done)
+                self._close_calls()
             case SaveDone():
-                for saving in self._savings.values():
-                    saving.finish(done.attempt, done.failure)
+                for call in self._open:
+                    if isinstance(call, Saving):
+                        call.finish(done.attempt, done.failure)
+                self._close_calls()
             case BreakDone():
                 epoch = self.training.epoch
                 if epoch is not None and epoch.number == done.epoch:
@@ -244,7 +284,7 @@ class Script:
         self._initial.release(member)
         if self.training.epoch is not None:
             self.training.epoch.release(member)
-        for call in self._open_calls():
+        for call in self._open:
             call.release(member)
 
     # -- what is next --------------------------------------------------------------------------------------------------
@@ -275,6 +315,7 @@ class Script:
 
     def _epoch(self, request: Request, want: WantEpoch) -> Message:
         self.epochs = max(self.epochs, want.until)
+        self._outside.add(want.until)
         epoch = max(want.after + 1, self.training.number)
         is_left = want.until <= self._left_until
         return EpochIs(request, epoch if epoch < want.until and not is_left else None)
@@ -289,9 +330,10 @@ class Script:
     def _batch(self, ask: Ask, want: WantBatch, now: Now) -> Message | None:
         epoch = self.training.epoch
         if epoch is None or want.epoch > epoch.number:
-            if not self.training.is_idle or self._open_calls() or not self._may_pass():
+            if not self.training.is_idle or self._open or not self._may_pass():
                 return None
             epoch = self.training.open(want.epoch, want.data)
+            self._forget_calls()
         if want.epoch < epoch.number:
             return Over(ask.request)
         if want.data != epoch.data and not epoch.is_closed:
@@ -311,6 +353,7 @@ class Script:
             if not self._may_open(want.epoch):
                 return self._wait_or_refuse(ask.request, "evaluate", want.epoch)
             self._evaluations[call] = Evaluation(want.data, self._numbers)
+            self._open_call(self._evaluations[call])
         evaluation = self._evaluations[call]
         if want.data != evaluation.data and not evaluation.is_past:
             return Refused(ask.request, _other_data("evaluate", evaluation.data, want.data))
@@ -330,6 +373,7 @@ class Script:
             if not self._may_open(want.epoch):
                 return self._wait_or_refuse(ask.request, "save_model", want.epoch)
             self._savings[call] = Saving(want.path, self._numbers)
+            self._open_call(self._savings[call])
         saving = self._savings[call]
         if want.path != saving.path and not saving.is_past:
             reason = f"save_model: this trainer saves to {want.path!r}, the others to {saving.path!r}"
@@ -343,18 +387,40 @@ class Script:
 
     def _may_open(self, epoch: int) -> bool:
         """Whether a call at this place of the script can begin: nothing is trained, nothing else is open."""
-        is_free = self.training.is_idle and not self._open_calls() and self._may_pass()
+        is_free = self.training.is_idle and not self._open and self._may_pass()
         return is_free and epoch >= self.training.number
 
     def _wait_or_refuse(self, request: Request, what: str, epoch: int) -> Message | None:
         if epoch >= self.training.number:
             return None
+        if epoch < self.training.number - REMEMBERED_EPOCHS:
+            return StartAgain(request)
         reason = f"{what}: this trainer calls it in epoch {epoch} where the others did not"
         return Refused(request, f"{reason}; run the same script everywhere")
 
-    def _open_calls(self) -> list[Evaluation | Saving]:
-        calls: list[Evaluation | Saving] = [*self._evaluations.values(), *self._savings.values()]
-        return [call for call in calls if not call.is_done]
+    def _open_call(self, call: Evaluation | Saving) -> None:
+        self._open.append(call)
+        self._close_calls()  # there may be nothing to do for it
+
+    def _close_calls(self) -> None:
+        """Those that are done are open no more."""
+        left = [call for call in self._open if not call.is_done]
+        self._done += len(self._open) - len(left)
+        self._open = left
+
+    def _forget_calls(self) -> None:
+        """Drop those that no script asks for any more, but one so far behind that it may as well start again."""
+        oldest = self.training.number - REMEMBERED_EPOCHS
+        old = {epoch for epoch, _ in (*self._evaluations, *self._savings) if epoch < oldest} - self._outside
+        if old:
+            self._evaluations = {call: e for call, e in self._evaluations.items() if call[0] not in old}
+            self._savings = {call: s for call, s in self._savings.items() if call[0] not in old}
+            self._count_calls()
+
+    def _count_calls(self) -> None:
+        """Calls were put in or taken out."""
+        self._open, self._done = [*self._evaluations.values(), *self._savings.values()], 0
+        self._close_calls()
 
     def _version(self) -> int:
         return self.training.version if self._is_sync else NEWEST
@@ -365,8 +431,8 @@ class Script:
         """What is under way, in a word or two."""
         if not self._is_initialized:
             return "starting"
-        if calls := self._open_calls():
-            return "saving" if isinstance(calls[0], Saving) else "evaluating"
+        if self._open:
+            return "saving" if isinstance(self._open[0], Saving) else "evaluating"
         return "between epochs" if self.training.is_idle else "training"
 
     def slow_task(self, now_s: float) -> tuple[str, Member, float] | None:
@@ -374,7 +440,7 @@ class Script:
         pending = [("the initial values", *held) for held in self._initial.pending().values()]
         if self.training.epoch is not None:
             pending += [(f"task {index}", *held) for index, held in self.training.epoch.waits_for().items()]
-        for call in self._open_calls():
+        for call in self._open:
             pending += [(call.title, *held) for held in call.waits_for().values()]
         if not pending:
             return None

@@ -459,8 +459,8 @@ class Training:
         """How far it is; in `async` without the standing of tasks, which only the pservers know."""
         return Progress(version=self.version) if self.epoch is None else self.epoch.progress()
 
-    def restore(self, progress: Progress) -> None:
-        """Go on from there; who held what is forgotten."""
+    def restore(self, progress: Progress, are_told: bool) -> None:
+        """Go on from there; who held what is forgotten. `are_told`: the pservers know if that epoch is over."""
         self.version, self.epoch, self._batches = progress.version, None, progress.first_batch
         self._is_told = self._is_settled = True
         if progress.data is not None:
@@ -468,7 +468,7 @@ class Training:
             epoch = self._go_on(progress.epoch, progress.data, step, progress.standing)
             if progress.is_closed:
                 epoch.close()
-                self._is_told = self._is_settled = True
+                self._is_told = self._is_settled = are_told or self._update.is_sync
 
     @property
     def steps(self) -> int:

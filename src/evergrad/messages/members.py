@@ -7,7 +7,10 @@ from evergrad.messages.types import Address, Attempt, Generation, Member, Messag
 
 
 class Join(Message, frozen=True):
-    """A process asks to be a member. `name` is what people call it ("trainer-1")."""
+    """A process asks to be a member. `name` is what people call it ("trainer-1").
+
+    `began` is the generation in which a trainer's script began, None if it begins now.
+    """
 
     request: Request
     role: Role
@@ -17,6 +20,7 @@ class Join(Message, frozen=True):
     numerics: str = ""
     place: Place | None = None
     address: Address | None = None
+    began: Generation | None = None
 
 
 class Joined(Message, frozen=True):

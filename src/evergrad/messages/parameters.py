@@ -35,8 +35,19 @@ class Restore(Message, frozen=True):
     checkpoints: str | None = None
 
 
+class Obstacle(StrEnum):
+    """Why a checkpoint could not be restored."""
+
+    DAMAGED = "damaged"
+    """It cannot be read or does not fit; another one may."""
+    AWAY = "away"
+    """The storage cannot be read now; it may be later."""
+    HERE = "here"
+    """This process lacks something, for any checkpoint."""
+
+
 class Restored(Message, frozen=True):
-    """A pserver holds a generation's model at `version`, or cannot (`failure`).
+    """A pserver holds a generation's model at `version`, or cannot (`failure`, with its `obstacle`).
 
     `rows` of each table here, in the schema's order; `bytes_read` of files, in `seconds`.
     """
@@ -50,6 +61,7 @@ class Restored(Message, frozen=True):
     bytes_read: int = 0
     seconds: float = 0.0
     failure: str | None = None
+    obstacle: Obstacle = Obstacle.DAMAGED
 
 
 class Commit(Message, frozen=True):

@@ -130,12 +130,14 @@ class SaveDone(msgspec.Struct, frozen=True, tag=True):
 class BreakDone(msgspec.Struct, frozen=True, tag=True):
     """The script left the `batches` of an epoch, which ends for all; and loops over epochs up to `left_until`.
 
-    `last` is the task that was done in the turn of the loop that was the last.
+    `last` is the task that was done in the turn of the loop that was the last, and `generation` that of its batch; None
+    if the loop was not left at a batch.
     """
 
     epoch: int
     left_until: int
     last: TrainDone | None = None
+    generation: Generation | None = None
 
 
 Done = TrainDone | EvalDone | SaveDone | BreakDone
@@ -283,6 +285,6 @@ class AskCheckpoint(Message, frozen=True):
 
 
 class StartAgain(Message, frozen=True):
-    """The job has fallen back behind where the asker's script is: the process must start its script again."""
+    """The job has fallen back behind where the asker's script is, or is far ahead: the process must start it again."""
 
     request: Request

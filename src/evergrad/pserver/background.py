@@ -14,8 +14,8 @@ from evergrad.checkpoint.manifest import read_manifest
 from evergrad.checkpoint.pieces import Piece
 from evergrad.checkpoint.reader import overlapping, pieces
 from evergrad.checkpoint.storage import Retry, Storage
-from evergrad.errors import EvergradError
-from evergrad.messages import FileInfo, Place, Progress, Restore, Schema
+from evergrad.errors import CheckpointError, EvergradError, StorageError
+from evergrad.messages import FileInfo, Obstacle, Place, Progress, Restore, Schema
 
 LOOK_S = 0.1
 """A thread that waits looks this often whether it is still wanted."""
@@ -54,6 +54,7 @@ class Finished(NamedTuple):
 
     bytes_read: int = 0
     failure: str | None = None
+    obstacle: Obstacle = Obstacle.DAMAGED
 
 
 class Unwanted(Exception):
@@ -208,9 +209,9 @@ class Loader:
                     self._put(piece)
                 return Finished(sum(file.bytes for file in overlapping(manifest, restore.place, restore.places)))
         except EvergradError as exc:
-            return Finished(failure=str(exc))
+            return Finished(failure=str(exc), obstacle=obstacle_of(exc))
         except MemoryError:
-            return Finished(failure="there is no memory left to read it")
+            return Finished(failure="there is no memory left to read it", obstacle=Obstacle.HERE)
 
     def _put(self, item: Facts | Piece | Finished | BaseException) -> None:
         while True:
@@ -224,6 +225,17 @@ class Loader:
     def _check_wanted(self) -> None:
         if not self._is_wanted:
             raise Unwanted
+
+
+def obstacle_of(error: EvergradError | MemoryError) -> Obstacle:
+    """What kept a checkpoint from being restored."""
+    match error:
+        case StorageError(is_missing=False):
+            return Obstacle.AWAY
+        case CheckpointError():
+            return Obstacle.DAMAGED
+        case _:
+            return Obstacle.HERE
 
 
 def _sleep_while(seconds: float, check: Callable[[], None]) -> None:

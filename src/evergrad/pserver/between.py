@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from evergrad.checkpoint.pieces import DensePiece, Piece, RowsPiece
 from evergrad.errors import EvergradError
-from evergrad.messages import Restore, Send
-from evergrad.pserver.background import Facts, Finished, Loader, Saver, ToWrite
+from evergrad.messages import Obstacle, Restore, Send
+from evergrad.pserver.background import Facts, Finished, Loader, Saver, ToWrite, obstacle_of
 from evergrad.pserver.pserver import Pserver
 
 log = logging.getLogger("evergrad.pserver")
@@ -123,7 +123,7 @@ class Between:
         try:
             return self._take(item, now_s), 0.0
         except (EvergradError, MemoryError) as exc:
-            return self._fail(str(exc)), 0.0
+            return self._fail(str(exc), obstacle_of(exc)), 0.0
 
     def _take(self, item: Facts | Finished | Piece, now_s: float) -> list[Send]:
         match item:
@@ -131,7 +131,7 @@ class Between:
                 self._pserver.begin_load(item.progress, item.updates)
             case Finished():
                 if item.failure is not None:
-                    return self._fail(item.failure)
+                    return self._fail(item.failure, item.obstacle)
                 seconds = now_s - self._load_began_s
                 log.info("load.done bytes=%d seconds=%.2f", item.bytes_read, seconds)
                 return self._pserver.loaded(item.bytes_read, seconds)
@@ -139,6 +139,6 @@ class Between:
                 self._pserver.load(item)
         return []
 
-    def _fail(self, reason: str) -> list[Send]:
+    def _fail(self, reason: str, obstacle: Obstacle) -> list[Send]:
         log.warning("load.failed reason=%s", reason)
-        return self._pserver.load_failed(reason)
+        return self._pserver.load_failed(reason, obstacle)

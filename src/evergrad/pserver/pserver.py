@@ -19,7 +19,7 @@ from typing import NamedTuple
 import msgspec
 
 from evergrad.checkpoint.pieces import Piece
-from evergrad.errors import CheckpointError, InvariantError
+from evergrad.errors import CheckpointError, ConfigError, InvariantError
 from evergrad.messages import (
     INIT_STEP,
     NEWEST,
@@ -48,6 +48,7 @@ from evergrad.messages import (
     Member,
     Message,
     Missing,
+    Obstacle,
     Place,
     Progress,
     Pull,
@@ -97,6 +98,7 @@ class Loaded(NamedTuple):
     bytes_read: int = 0
     seconds: float = 0.0
     failure: str | None = None
+    obstacle: Obstacle = Obstacle.DAMAGED
 
 
 class Pserver:
@@ -369,12 +371,13 @@ class Pserver:
         """Take a piece of it.
 
         Raises:
-            CheckpointError: it does not fit into the model or into memory; the load has failed then.
+            CheckpointError: it does not fit into the model; the load has failed then.
+            ConfigError: it does not fit into memory; so it has.
         """
         assert self._loading is not None  # as `loading` has said
         needed, room = self._loading.model.load_bytes(piece), self._room()
         if needed > room:
-            raise CheckpointError(
+            raise ConfigError(
                 f"pserver {self._place} is at its memory limit while it loads a checkpoint: {needed:,} bytes are needed"
                 f" and {max(0, int(room)):,} are left; start the job with more --pservers or a larger --memory"
             )
@@ -387,7 +390,7 @@ class Pserver:
         try:
             model.check_loaded()
         except CheckpointError as exc:
-            return self.load_failed(str(exc))
+            return self.load_failed(str(exc), Obstacle.DAMAGED)
         self._loading, self._loaded = None, Loaded(bytes_read, seconds)
         self._hold(restore, model)
         assert restore.source is not None  # or it would not be loaded
@@ -398,9 +401,9 @@ class Pserver:
             self._batches.restore(progress)
         return [Send(self._master, self._restored_now())]
 
-    def load_failed(self, reason: str) -> list[Send]:
+    def load_failed(self, reason: str, obstacle: Obstacle) -> list[Send]:
         """The checkpoint cannot be loaded."""
-        self._loading, self._loaded = None, Loaded(failure=reason)
+        self._loading, self._loaded = None, Loaded(failure=reason, obstacle=obstacle)
         return [Send(self._master, self._restored_now())]
 
     # -- trainers ------------------------------------------------------------------------------------------------------

@@ -198,6 +198,7 @@ class Trainer:
         self._new_member = new_member
         self._offer = NO_OFFER
         self._generation = Generation(0)
+        self._began: Generation | None = None
         self._newest = Generation(0)
         self._message_bytes = message_bytes
         self._schema: Schema | None = None
@@ -213,8 +214,9 @@ class Trainer:
             self.member = self._new_member()
             name, pid, numerics = self._identity
             request = self._exchange.number()
-            join = Join(request, Role.TRAINER, self.member, name, pid, numerics)
+            join = Join(request, Role.TRAINER, self.member, name, pid, numerics, began=self._began)
             answer = yield from self._ask_master(request, join, Joined, Unknown)
+        self._began = answer.generation if self._began is None else min(self._began, answer.generation)
 
     def agree(self, schema: Schema, offer: Offer = NO_OFFER) -> Flow[None]:
         """Name the model; returns when the pservers hold it.
