@@ -200,9 +200,7 @@ def test_what_is_gone_on_with_is_the_newest_good_one_and_those_passed_over_are_n
 def test_where_all_are_damaged_nothing_begins_anew_by_itself(there):
     save(there, OF, whole(OF), serial=1)
     damage(there, 1)
-    with pytest.raises(
-        ConfigError, match=r"no checkpoint in .* can be used: checkpoint 1: .*; begin anew"
-    ):
+    with pytest.raises(ConfigError, match=r"no checkpoint in .* can be used: checkpoint 1: .*; begin anew"):
         found(there)
     assert found(there, "never").source is None
 

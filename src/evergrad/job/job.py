@@ -174,9 +174,7 @@ class Job:
             ConfigError: a parameter or table without a rule, or the other trainers have another model.
         """
         if self._bound is not None:
-            raise ConfigError(
-                "job.optimizer() was called twice; a job trains one model, so put its parts into one module"
-            )
+            raise ConfigError("job.optimizer() was called twice; a job trains one model: put its parts into one module")
         local = self._local
         if local is not None:
             dense, sparse = local.inner if dense is None else dense, local.inner if sparse is None else sparse
@@ -363,16 +361,14 @@ class Job:
         """
         bound = self._check_bound("evaluate", outside_batches=True)
         if not callable(fn):
-            raise ConfigError(
-                f"evaluate: {fn!r} is no function; give one that takes a batch and returns metrics by name"
-            )
+            raise ConfigError(f"evaluate: {fn!r} is no function; give one that takes a batch and returns metrics")
         data, spec = data_of(dataset, batch_size, shuffle=False)
         ordinal = self._call("evaluate")
         modes = {module: module.training for module in bound.model.modules()}
         bound.model.eval()
         try:
             while True:
-                answer = self._ask(WantTotals(self._place, ordinal, spec))
+                answer = self._ask(WantTotals(self._place, ordinal, spec, self._epoch is None))
                 match answer:
                     case TotalsAre():
                         return {name: result(total) for name, total in answer.totals.items()}
@@ -460,7 +456,7 @@ class Job:
         target = folder_of(path)
         ordinal = self._call("save_model")
         while True:
-            answer = self._ask(WantSaved(self._place, ordinal, str(target)))
+            answer = self._ask(WantSaved(self._place, ordinal, str(target), self._epoch is None))
             if isinstance(answer, Over):
                 return
             if isinstance(answer, SaveTask):
