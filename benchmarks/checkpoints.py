@@ -85,8 +85,8 @@ def _cut(rows: int) -> Iterator[RowsPiece]:
 def _save(storage: Storage, cut: list[RowsPiece]) -> Manifest:
     infos = tuple(info for piece in cut for info in write_piece(storage, 1, SCHEMA, Place(0), piece))
     manifest = Manifest(
-        job="bench", serial=1, created=now(), places=1, generation=0, schema=SCHEMA, progress=Progress(),
-        updates={"user": 1}, files=infos,
+        job="bench", lineage="bench", serial=1, created=now(), places=1, generation=0, schema=SCHEMA,
+        progress=Progress(), updates={"user": 1}, files=infos,
     )  # fmt: skip
     write_manifest(storage, manifest)
     return manifest

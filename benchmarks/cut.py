@@ -203,7 +203,7 @@ def _storing(loop: Loop, folder: str, rows: int) -> Iterator[Figure]:
     about = f"{rows:,} rows, {size / 1e6:,.0f} MB"
     yield at_least(f"rate of a save / of a plain write, {about}", write_s / save_s, "x", 0.5)
     manifest = Manifest(
-        job="bench", serial=written.serial, created=now(), places=1, generation=1, schema=SCHEMA,
+        job="bench", lineage="bench", serial=written.serial, created=now(), places=1, generation=1, schema=SCHEMA,
         progress=Progress(epoch=0), updates=written.updates, files=written.files,
     )  # fmt: skip
     with Storage(folder) as storage:

@@ -14,6 +14,7 @@ from pathlib import Path
 import auc
 import checkpoints
 import click
+import cut
 import recovery
 import remote
 import rules
@@ -37,6 +38,7 @@ SECTIONS: dict[str, Callable[[bool], Figures]] = {
     "click": click.figures,
     "trouble": trouble.figures,
     "checkpoints": checkpoints.figures,
+    "cut": cut.figures,
     "recovery": recovery.figures,
     "auc": auc.figures,
 }

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from evergrad import cli_checkpoints
-from evergrad.checkpoint.storage import absolute_url
+from evergrad.checkpoint.storage import shared_url
 from evergrad.errors import ConfigError, EvergradError
 from evergrad.launch import jobfile, view
 from evergrad.launch.ask import ask_status
@@ -144,14 +144,14 @@ def run(
         max_failures=max_failures,
         standby=standby,
         memory=memory,
-        checkpoints=None if checkpoints is None else absolute_url(checkpoints),
+        checkpoints=None if checkpoints is None else shared_url(checkpoints),
         resume=_resumed(resume),
     )
     return run_job(plan)
 
 
 def _resumed(resume: str) -> str:
-    return resume if resume in ("auto", "never") else absolute_url(resume)
+    return resume if resume in ("auto", "never") else shared_url(resume)
 
 
 @app.command()
@@ -198,7 +198,7 @@ def master(
     """
     options = ["--listen", listen, "--job", job, "--pservers", str(pservers)]
     options += ["--max-failures", str(max_failures)] if max_failures is not None else []
-    options += ["--checkpoints", absolute_url(checkpoints)] if checkpoints is not None else []
+    options += ["--checkpoints", shared_url(checkpoints)] if checkpoints is not None else []
     options += ["--resume", _resumed(resume)]
     options += ["--store", str(store)] if store is not None else []
     _become("master", options + (["--address-file", str(address_file)] if address_file else []))

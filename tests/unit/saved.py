@@ -131,7 +131,14 @@ def cut(of: Schema, model: Whole, place=0, places=1, files=2) -> Iterator[Piece]
 
 def manifest_of(of: Schema, files: Iterable[FileInfo], serial=1, places=1, **more) -> Manifest:
     progress = Progress(version=120, epoch=3, data=DataSpec(10, "ten", 2), is_closed=True)
-    fields = {"job": "films", "created": "2025-01-01T00:00:00+00:00", "generation": 2, "progress": progress, **more}
+    fields = {
+        "job": "films",
+        "lineage": "first",
+        "created": "2025-01-01T00:00:00+00:00",
+        "generation": 2,
+        "progress": progress,
+        **more,
+    }
     updates = {spec.name: 100 + n for n, spec in enumerate(of.tables)}
     return Manifest(serial=serial, places=places, schema=of, updates=updates, files=tuple(files), **fields)
 

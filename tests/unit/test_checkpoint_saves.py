@@ -170,7 +170,7 @@ def test_a_put_that_goes_on_failing_ends_the_save_with_one_sentence_and_the_old_
 
 def test_a_manifest_is_read_as_it_was_written_nan_and_infinity_too(storage):
     metrics = {0: {"auc": 0.1 + 0.2, "loss": float("inf")}, 3: {"low": float("-inf"), "rate": 1e-300}}
-    written = save(storage, OF, whole(OF), metrics=metrics, best=-0.75, numerics="x86")
+    written = save(storage, OF, whole(OF), metrics=metrics, best=-0.75)
     assert read_manifest(storage, 1) == written
     nan = save(storage, OF, whole(OF), serial=2, metrics={0: {"auc": float("nan")}}, best=float("nan"))
     assert np.isnan(read_manifest(storage, nan.serial).metrics[0]["auc"])
@@ -212,7 +212,8 @@ def test_a_second_checkpoint_of_a_serial_is_refused(storage):
         (b"{", "cannot be read"),
         (b"\xff", "cannot be read"),
         (b"[]", "cannot be read"),
-        (b'{"format": "evergrad-checkpoint-1"}', "cannot be read"),
+        (b'{"format": "evergrad-checkpoint-1"}', "has changed since it was written; use another checkpoint"),
+        (b'{"format": "evergrad-checkpoint-1",\n  "manifest_crc32": "80dcd106"\n}\n', "cannot be read"),
         (b'{"format": "evergrad-checkpoint-9"}', "is of format 'evergrad-checkpoint-9'; this version reads"),
     ],
 )
@@ -224,6 +225,23 @@ def test_a_manifest_that_is_none_is_refused_and_an_older_checkpoint_taken(storag
         read_manifest(storage, 2)
     assert choose(storage, "latest") == 1
     assert [(e.serial, e.is_interrupted) for e in entries(storage) if e.problem] == [(2, False)]
+
+
+def test_one_bit_of_a_manifest_that_changed_is_found_wherever_it_is(storage):
+    written = save(storage, OF, whole(OF))
+    path = "checkpoint_1/manifest.json"
+    data = storage.read(path)
+    taken = set()
+    for at in range(0, len(data), 3):
+        changed = bytearray(data)
+        changed[at] ^= 1 << (at % 8)
+        storage.put(path, [changed])
+        try:
+            assert read_manifest(storage, 1) == written
+            taken.add(data[at : at + 1])
+        except CheckpointError:
+            pass
+    assert taken <= {b" ", b"\n", b":"}, "of white space behind the checksum, and nothing else"
 
 
 def test_a_manifest_in_another_folder_is_refused(storage):

@@ -12,7 +12,7 @@ from saved import NEVER
 
 from evergrad.checkpoint import storage as storage_module
 from evergrad.checkpoint.local import LocalFolder
-from evergrad.checkpoint.storage import Retry, Storage, absolute_url, is_local
+from evergrad.checkpoint.storage import Retry, Storage, absolute_url, is_local, shared_url
 from evergrad.errors import CheckpointError, ConfigError, StorageError
 
 
@@ -298,10 +298,23 @@ def test_a_url_is_made_absolute(tmp_path, monkeypatch):
     assert not is_local("s3://bucket")
 
 
-@pytest.mark.parametrize("url", ["", "a\0b", None, 7, b"path", "s3://", "s3:///", "S3 here://bucket"])
+@pytest.mark.parametrize("url", ["", " ", "a\0b", None, 7, b"path", "s3://", "s3:///", "S3 here://bucket"])
 def test_what_is_no_place_is_refused(url):
     with pytest.raises(ConfigError, match="is no place for files; give a folder, or a URL"):
         absolute_url(url)
+
+
+@pytest.mark.parametrize("url", ["s3:/bucket/folder", "file:/a", "memory:/a"])
+def test_a_url_that_lacks_a_slash_is_refused_and_not_taken_for_a_folder(url):
+    with pytest.raises(ConfigError, match=f"'{url}' reads like a URL but for a slash; write scheme://..., or ./{url}"):
+        absolute_url(url)
+    assert absolute_url(f"./{url}") == os.path.join(os.getcwd(), *url.split("/"))
+
+
+def test_memory_of_one_process_is_no_place_for_several():
+    with pytest.raises(ConfigError, match="memory://a is in the memory of one process; give a folder, or a URL"):
+        shared_url("memory://a")
+    assert shared_url("/a/b") == "/a/b"
 
 
 def test_a_scheme_that_nothing_here_can_reach_says_what_to_do():

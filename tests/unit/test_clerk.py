@@ -4,10 +4,12 @@ import threading
 from types import SimpleNamespace
 
 import pytest
+from saved import save, schema, table, whole
 
-from evergrad.errors import Fenced, StorageError, Unavailable
+from evergrad.checkpoint.storage import Storage
+from evergrad.errors import ConfigError, Fenced, StorageError, Unavailable
 from evergrad.master import clerk as module
-from evergrad.master.clerk import Clerk
+from evergrad.master.clerk import Clerk, look
 from evergrad.master.errands import Held, Hold, Look, Prune, Pruned, PutRecord, RecordPut
 from evergrad.master.record import Found, Record
 from evergrad.messages import Term
@@ -165,3 +167,46 @@ def test_a_place_that_no_library_reaches_is_a_failure_told_in_a_sentence(start):
     clerk.take(Look("ftp://127.0.0.1:1/x", "auto", None))
     (found,) = results(clerk)
     assert found.failure == "ftp://127.0.0.1:1/x cannot be reached: [Errno 111] Connection refused"
+
+
+@pytest.fixture
+def there(tmp_path):
+    with Storage(tmp_path) as storage:
+        yield storage
+
+
+OF = schema([table("user")], [])
+
+
+def found(storage, resume="auto"):
+    return look(Look(storage.url, resume, None))
+
+
+def damage(storage, serial):
+    storage.put(f"checkpoint_{serial}/manifest.json", [b"{}"])
+
+
+def test_what_is_gone_on_with_is_the_newest_good_one_and_those_passed_over_are_named(there):
+    for serial in (1, 2, 3):
+        save(there, OF, whole(OF), serial=serial)
+    damage(there, 3)
+    there.put("checkpoint_4/trainer_0/epoch_id", [b"0\n"])
+    result = found(there)
+    assert (result.source.serial, result.next_serial, result.lineage) == (2, 5, "first")
+    assert len(result.damaged) == 1
+    assert result.damaged[0].startswith("checkpoint 3: ")
+
+
+def test_where_all_are_damaged_nothing_begins_anew_by_itself(there):
+    save(there, OF, whole(OF), serial=1)
+    damage(there, 1)
+    with pytest.raises(ConfigError, match=r"no checkpoint in .* can be used: checkpoint 1: .*; begin anew"):
+        found(there)
+    assert found(there, "never").source is None
+
+
+def test_checkpoints_of_another_training_are_not_the_jobs_own(there):
+    save(there, OF, whole(OF), serial=1, lineage="another")
+    save(there, OF, whole(OF), serial=2)
+    save(there, OF, whole(OF), serial=3)
+    assert [d.serial for d in found(there).durable] == [2, 3]

@@ -158,6 +158,17 @@ def test_a_run_that_was_complete_saves_its_model_again_and_trains_nothing(run, t
     assert more.epochs == [2, 3]
 
 
+@pytest.mark.parametrize(("stop_at", "epochs"), [(26, 1), (26, 0), (None, 2), (None, 1)])
+def test_a_script_with_fewer_epochs_than_the_job_is_refused_and_not_waited_for(run, tmp_path, stop_at, epochs):
+    folder = tmp_path / "c"
+    run(folder, stop_at=stop_at)
+    at = 2 if stop_at is None else 1
+    with pytest.raises(
+        eg.errors.ConfigError, match=rf"save_model: the job is in epoch {at} already, .* to {at + 1} or"
+    ):
+        run(folder, epochs=epochs)
+
+
 def test_the_end_of_a_script_in_an_epoch_makes_one_more_checkpoint_and_ends_the_job(run, tmp_path):
     folder = tmp_path / "c"
     first = run(folder, every=None, stop_at=5)

@@ -72,3 +72,5 @@ def test_what_members_have_refused_is_added_up():
     for name, counters in (("a", {"malformed messages": 2}), ("b", {"malformed messages": 1, "repeated pushes": 4})):
         members.add(MemberState(Member(name), Role.PSERVER, name, 1, 0.0, counters=counters))
     assert members.counters() == {"malformed messages": 3, "repeated pushes": 4}
+    members.remove(Member("b"))
+    assert members.counters() == {"malformed messages": 3, "repeated pushes": 4}, "of those that are gone too"

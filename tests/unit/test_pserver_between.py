@@ -74,6 +74,7 @@ def save(work):
 def manifest_of(pserver, written, version):
     parts = sorted(written, key=lambda w: w.place)
     return Manifest(
+        lineage="job",
         job="test", serial=parts[0].serial, created="2026-01-01T00:00:00+00:00", places=len(parts), generation=1,
         schema=pserver.restored.schema, progress=Progress(version), updates=parts[0].updates,
         files=tuple(file for part in parts for file in part.files),

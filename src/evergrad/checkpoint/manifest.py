@@ -1,5 +1,6 @@
 """The manifest: the file that makes a checkpoint exist, and all that is known of it."""
 
+import zlib
 from collections.abc import Iterable
 from datetime import UTC, datetime
 
@@ -22,6 +23,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     evergrad: str = VERSION
     """The version that wrote it."""
     job: str
+    lineage: str
+    """The job that began this training: a run that goes on from a checkpoint, and all that follow it, have the same."""
     serial: int
     created: str
     """ISO 8601, UTC."""
@@ -41,8 +44,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """What the script had reported so far, by epoch; what it has reported since is in `metrics.json`."""
     best: float | None = None
     """What `best=` made of the metrics of the epoch that ends with it; less is better. It comes from `metrics.json`."""
-    numerics: str = ""
-    """What the machine's arithmetic depends on, as compared when trainers join."""
 
     @property
     def bytes(self) -> int:
@@ -87,7 +88,7 @@ def write_manifest(storage: Storage, manifest: Manifest) -> None:
     storage.put(f"{folder}/{EPOCH_ID}", [f"{manifest.progress.epoch}\n".encode()])
     storage.put(f"{folder}/{STEP_ID}", [f"{manifest.progress.version}\n".encode()])
     path = f"{folder}/{MANIFEST}"
-    if not storage.put_new(path, msgspec.json.format(documents.encode(manifest)) + b"\n"):
+    if not storage.put_new(path, encode(manifest)):
         raise CheckpointError(f"{storage.where(path)} is there already: two jobs write to one place; give each its own")
 
 
@@ -106,11 +107,13 @@ def read_manifest(storage: Storage, serial: int) -> Manifest:
             raise CheckpointError(f"{storage.where(folder_of(serial))} is no checkpoint: it has no {MANIFEST}") from exc
         raise
     try:
-        found = msgspec.json.decode(data, type=_Formatted).format
-        if found != FORMAT:
-            raise CheckpointError(f"{where} is of format {found!r}; this version reads {FORMAT!r}")
+        found = msgspec.json.decode(data, type=_Frame)
+        if found.format != FORMAT:
+            raise CheckpointError(f"{where} is of format {found.format!r}; this version reads {FORMAT!r}")
+        if found.manifest_crc32 != _crc32(data):
+            raise CheckpointError(f"{where} has changed since it was written; use another checkpoint")
         manifest = documents.decode(data, Manifest)
-    except msgspec.MsgspecError as exc:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
         raise CheckpointError(f"{where} cannot be read: {exc}") from exc
     wrong = f"it is that of checkpoint {manifest.serial}" if manifest.serial != serial else check(manifest)
     if wrong is not None:
@@ -162,8 +165,23 @@ def check(manifest: Manifest) -> str | None:
     return None
 
 
-class _Formatted(msgspec.Struct):
+class _Frame(msgspec.Struct):
     format: str
+    manifest_crc32: str = ""
+
+
+_CRC32 = b'"manifest_crc32"'
+
+
+def encode(manifest: Manifest) -> bytes:
+    """A manifest as its file has it: JSON whose last member is the CRC-32 of all bytes before that member."""
+    text = msgspec.json.format(documents.encode(manifest)).removesuffix(b"\n}") + b",\n  "
+    return text + _CRC32 + f': "{zlib.crc32(text):08x}"\n}}\n'.encode()
+
+
+def _crc32(data: bytes) -> str:
+    """The checksum that a manifest's file should have."""
+    return f"{zlib.crc32(data.rpartition(_CRC32)[0]):08x}"
 
 
 def _uncovered(ranges: Iterable[tuple[int, int]], size: int) -> str | None:

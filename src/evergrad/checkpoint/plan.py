@@ -36,8 +36,11 @@ class Checkpoints:
     keep: int = 3
     best: Best | None = None
 
-    def spec(self) -> CheckpointSpec:
+    def spec(self, place_of: Callable[[object], str] = absolute_url) -> CheckpointSpec:
         """The plan as it crosses the wire.
+
+        Args:
+            place_of: what makes of the URL one that other processes understand.
 
         Raises:
             ConfigError: there is something in it that cannot be done.
@@ -46,7 +49,7 @@ class Checkpoints:
             raise ConfigError(f"Checkpoints: best is {self.best!r}; give a function, as lambda m: -m['auc']")
         keep = whole_number("Checkpoints: keep", self.keep, least=1)
         steps, seconds = _interval(self.every)
-        return CheckpointSpec(absolute_url(self.url), steps, seconds, keep)
+        return CheckpointSpec(place_of(self.url), steps, seconds, keep)
 
     def score(self, metrics: Mapping[str, float]) -> float | None:
         """What `best` makes of metrics; None without `best`, or where it is nan.

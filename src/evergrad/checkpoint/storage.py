@@ -216,14 +216,28 @@ def absolute_url(url: object) -> str:
         ConfigError: it is none.
     """
     text = os.fspath(url) if isinstance(url, str | os.PathLike) else ""
-    if not isinstance(text, str) or not text or "\0" in text:
+    if not isinstance(text, str) or not text.strip() or "\0" in text:
         raise ConfigError(f"{url!r} is no place for files; give a folder, or a URL as s3://bucket/folder")
+    if re.match(r"[a-z][a-z0-9+.-]+:/(?!/)", text):
+        raise ConfigError(f"{text!r} reads like a URL but for a slash; write scheme://..., or ./{text} for a folder")
     scheme, is_url, rest = text.partition("://")
     if not is_url or scheme == "file":
         return os.path.abspath(os.path.expanduser(rest if is_url else text))
     if not re.fullmatch(r"[a-z][a-z0-9+.-]*", scheme) or not rest.strip("/"):
         raise ConfigError(f"{text!r} is no place for files; give a folder, or a URL as s3://bucket/folder")
     return f"{scheme}://{rest.rstrip('/')}"
+
+
+def shared_url(url: object) -> str:
+    """As `absolute_url`, for a place that several processes use.
+
+    Raises:
+        ConfigError: it is none, or the others cannot see it.
+    """
+    found = absolute_url(url)
+    if found.startswith("memory://"):
+        raise ConfigError(f"{found} is in the memory of one process; give a folder, or a URL as s3://bucket/folder")
+    return found
 
 
 def is_local(url: str) -> bool:

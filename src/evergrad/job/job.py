@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from evergrad.checkpoint.model import new_model
 from evergrad.checkpoint.plan import Checkpoints
-from evergrad.checkpoint.storage import absolute_url
+from evergrad.checkpoint.storage import absolute_url, shared_url
 from evergrad.checks import whole_number
 from evergrad.data.dataset import Dataset, reads_anywhere
 from evergrad.data.order import epoch_order
@@ -107,8 +107,9 @@ def init(
     keep_freed_memory()
     if not isinstance(checkpoints, Checkpoints | None):
         raise ConfigError(f"checkpoints is {checkpoints!r}; give eg.Checkpoints(url, ...)")
-    offer = Offer("", checkpoints.spec() if checkpoints else None, absolute_url(warm_start) if warm_start else None)
     is_embedded = sessions.MASTER not in os.environ
+    place_of = absolute_url if is_embedded else shared_url
+    offer = Offer("", checkpoints.spec(place_of) if checkpoints else None, place_of(warm_start) if warm_start else None)
     session = _embedded() if is_embedded else sessions.connect(os.environ, fingerprint())
     seed_generators(seed)
     is_ahead = isinstance(update, Async) and update.ahead
@@ -173,9 +174,7 @@ class Job:
             ConfigError: a parameter or table without a rule, or the other trainers have another model.
         """
         if self._bound is not None:
-            raise ConfigError(
-                "job.optimizer() was called twice; a job trains one model, so put its parts into one module"
-            )
+            raise ConfigError("job.optimizer() was called twice; a job trains one model: put its parts into one module")
         local = self._local
         if local is not None:
             dense, sparse = local.inner if dense is None else dense, local.inner if sparse is None else sparse
@@ -328,7 +327,7 @@ class Job:
         except Void:
             return None
         except (NotFinite, PushRefused) as exc:
-            self._warn(f"the batches of a task were left out: {exc}")
+            self._warn(f"the batches of a task were left out: {exc}", left_out=1)
         return TrainDone(task.generation, task.attempt, contributed, metrics)
 
     def _async_task(self, task: AsyncTask, data: Dataset, spec: DataSpec, shuffle: bool, reader: Reader) -> Batches:
@@ -362,16 +361,14 @@ class Job:
         """
         bound = self._check_bound("evaluate", outside_batches=True)
         if not callable(fn):
-            raise ConfigError(
-                f"evaluate: {fn!r} is no function; give one that takes a batch and returns metrics by name"
-            )
+            raise ConfigError(f"evaluate: {fn!r} is no function; give one that takes a batch and returns metrics")
         data, spec = data_of(dataset, batch_size, shuffle=False)
         ordinal = self._call("evaluate")
         modes = {module: module.training for module in bound.model.modules()}
         bound.model.eval()
         try:
             while True:
-                answer = self._ask(WantTotals(self._place, ordinal, spec))
+                answer = self._ask(WantTotals(self._place, ordinal, spec, self._epoch is None))
                 match answer:
                     case TotalsAre():
                         return {name: result(total) for name, total in answer.totals.items()}
@@ -459,7 +456,7 @@ class Job:
         target = folder_of(path)
         ordinal = self._call("save_model")
         while True:
-            answer = self._ask(WantSaved(self._place, ordinal, str(target)))
+            answer = self._ask(WantSaved(self._place, ordinal, str(target), self._epoch is None))
             if isinstance(answer, Over):
                 return
             if isinstance(answer, SaveTask):
@@ -511,7 +508,7 @@ class Job:
         except Void:
             batch.is_void = True
         except (NotFinite, PushRefused) as exc:
-            self._warn(f"a batch was left out: {exc}")
+            self._warn(f"a batch was left out: {exc}", left_out=1)
 
     def on_zero_grad(self) -> None:
         """The optimizer's `zero_grad`: rows forget their gradients too."""
@@ -594,8 +591,9 @@ class Job:
                 "optimizer.step() was not called for a batch, which so trains nothing; is it missing in the loop?"
             )
 
-    def _warn(self, text: str) -> None:
-        """Say this once."""
+    def _warn(self, text: str, left_out: int = 0) -> None:
+        """Say this once; what is left out is counted each time."""
+        self._session.counters["left out (NaN or infinity, or refused)"] += left_out
         if text not in self._warned:
             self._warned.add(text)
             warnings.warn(text, UserWarning, stacklevel=frames_to_the_script())

@@ -13,7 +13,7 @@ from evergrad.checkpoint.claim import RENEW_S, Claim, claim
 from evergrad.checkpoint.manifest import Manifest, now, write_manifest, write_metrics
 from evergrad.checkpoint.retention import remove, remove_interrupted
 from evergrad.checkpoint.storage import Storage
-from evergrad.errors import EvergradError, Fenced, StorageError, Unavailable
+from evergrad.errors import ConfigError, EvergradError, Fenced, StorageError, Unavailable
 from evergrad.master.checkpoints import Durable
 from evergrad.master.errands import (
     Errand,
@@ -254,8 +254,13 @@ def look(errand: Look) -> Found:
         newest = max((m.serial for m in manifests), default=-1)
         newer = [e for e in there if e.serial > newest and not e.is_interrupted]
         found = Found(next_serial=next_serial, damaged=tuple(f"checkpoint {e.serial}: {e.problem}" for e in newer))
+        if errand.resume == "auto" and newer and not manifests:
+            raise ConfigError(
+                f"no checkpoint in {errand.url} can be used: {found.damaged[-1]}; begin anew in another place"
+            )
         if errand.resume == "auto" and manifests:
-            durable = tuple(Durable(m.serial, m.progress, m.best) for m in manifests)
+            ours = [m for m in manifests if m.lineage == manifests[-1].lineage]
+            durable = tuple(Durable(m.serial, m.progress, m.best) for m in ours)
             return _beginning(found, Source(errand.url, newest), manifests[-1], durable)
     if errand.resume not in ("auto", "never"):
         url, manifest = _chosen(errand.resume)
@@ -272,7 +277,7 @@ def _beginning(found: Found, source: Source, manifest: Manifest, durable: tuple[
     if source.warm:
         return found
     done = {"evaluations": manifest.evaluations, "savings": manifest.savings, "reported": manifest.metrics}
-    return msgspec.structs.replace(found, **done)
+    return msgspec.structs.replace(found, lineage=manifest.lineage, **done)
 
 
 def _chosen(url: str) -> tuple[str, Manifest]:
@@ -286,6 +291,7 @@ def _put(errand: PutManifest) -> None:
     complete = errand.complete
     manifest = Manifest(
         job=errand.job,
+        lineage=errand.lineage,
         serial=complete.serial,
         created=now(),
         places=errand.places,

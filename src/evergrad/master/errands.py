@@ -21,6 +21,7 @@ class PutManifest(msgspec.Struct, frozen=True):
 
     url: str
     job: str
+    lineage: str
     schema: Schema
     places: int
     generation: int

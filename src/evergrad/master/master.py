@@ -174,6 +174,8 @@ class Master:
         for dead in self.members.silent(now_s):
             self._drop(dead, f"was silent for {now_s - dead.seen_s:.1f} s", now_s)
         sends = self._due(now_s)
+        if self._script is not None and self._are_finished and self._stopping is None:
+            self._end_alone(self._script)
         if self.has_ended:
             sends += [Send(p.address, Shutdown(self._term)) for p in self.members.present()]
         return sends
@@ -532,6 +534,11 @@ class Master:
             return
         if recovery.is_now(recovery.checkpoints.may_end):
             self.end(self._failures.summary())
+
+    def _end_alone(self, script: Script) -> None:
+        """Every trainer's script is at its end: what is left of an epoch nobody will do."""
+        if (reason := script.left_alone()) is not None:
+            self.end(reason)
 
     def stop(self, message: StopJob, now_s: float) -> None:
         """Somebody has the job end: at once, or after one more checkpoint."""

@@ -47,6 +47,8 @@ class Members:
     lease_s: float
     _members: dict[Member, MemberState] = field(default_factory=dict)
     _gone: deque[Member] = field(default_factory=lambda: deque(maxlen=REMEMBERED_GONE))
+    _counted: Counter[str] = field(default_factory=Counter)
+    """By those that are gone."""
 
     def __contains__(self, member: Member) -> bool:
         return member in self._members
@@ -84,6 +86,7 @@ class Members:
         state = self._members.pop(member, None)
         if state is not None:
             self._gone.append(member)
+            self._counted.update(state.counters)
         return state
 
     def is_gone(self, member: Member) -> bool:
@@ -121,8 +124,8 @@ class Members:
         return next((m for m in self._members.values() if (m.name, m.pid) == (name, pid)), None)
 
     def counters(self) -> Counter[str]:
-        """What all members have refused or repeated."""
-        total: Counter[str] = Counter()
+        """What all members have refused, repeated or left out, those that are gone too."""
+        total = self._counted.copy()
         for member in self._members.values():
             total.update(member.counters)
         return total

@@ -32,6 +32,8 @@ class Found(msgspec.Struct, frozen=True):
     savings: tuple[SavingDone, ...] = ()
     reported: dict[int, dict[str, float]] = {}
     failure: str | None = None
+    lineage: str | None = None
+    """Of what is gone on with."""
     damaged: tuple[str, ...] = ()
     """Newer ones that cannot be used, and why."""
 

@@ -349,10 +349,11 @@ class Recovery:
         if progress is not None and may_mark and checkpoints.wants(progress, script.steps, is_still, is_last, now_s):
             checkpoints.begin(progress, script.calls_done(), script.steps, script.is_idle, now_s)
         complete = checkpoints.take_complete(self._settings.places)
-        if complete is not None and checkpoints.spec is not None and self.schema is not None:
+        if complete is not None and checkpoints.spec is not None and self.schema is not None and self.found is not None:
+            job = self._settings.job
             self._errands.append(
                 PutManifest(
-                    checkpoints.spec.url, self._settings.job, self.schema, self._settings.places,
+                    checkpoints.spec.url, job, self.found.lineage or job, self.schema, self._settings.places,
                     generations.number, complete, self._shown.reported_so_far(),
                 )
             )  # fmt: skip

@@ -28,10 +28,8 @@ def refuse_checkpoint(saved: Schema, model: Schema, name: str, is_warm: bool) ->
     if found is None:
         return None
     found = found.replace("the job's", "the checkpoint's")
-    return (
-        f"checkpoint {name} is not of this model: {found}; run the script that made it, or start anew with --resume"
-        " never"
-    )
+    anew = "without warm_start" if is_warm else "in another place, or with evergrad run --resume never"
+    return f"checkpoint {name} is not of this model: {found}; run the script that made it, or begin anew {anew}"
 
 
 def _difference(first: Schema, other: Schema) -> str | None:

@@ -352,8 +352,8 @@ class Script:
     def _totals(self, ask: Ask, want: WantTotals, now: Now) -> Message | None:
         call = (want.epoch, want.ordinal)
         if call not in self._evaluations:
-            if not self._may_open(want.epoch):
-                return self._wait_or_refuse(ask.request, "evaluate", want.epoch)
+            if not self._may_open(want):
+                return self._wait_or_refuse(ask.request, "evaluate", want)
             self._evaluations[call] = Evaluation(want.data, self._numbers)
             self._to_look_at.append(self._evaluations[call])
         evaluation = self._evaluations[call]
@@ -372,8 +372,8 @@ class Script:
     def _saved(self, ask: Ask, want: WantSaved, now: Now, leads: Callable[[Member], bool]) -> Message | None:
         call = (want.epoch, want.ordinal)
         if call not in self._savings:
-            if not self._may_open(want.epoch):
-                return self._wait_or_refuse(ask.request, "save_model", want.epoch)
+            if not self._may_open(want):
+                return self._wait_or_refuse(ask.request, "save_model", want)
             self._savings[call] = Saving(want.path, self._numbers)
             self._to_look_at.append(self._savings[call])
         saving = self._savings[call]
@@ -387,18 +387,30 @@ class Script:
         self.doing[ask.member] = f"saves {saving.path}"
         return SaveTask(ask.request, now.term, now.generation, attempt, self._version())
 
-    def _may_open(self, epoch: int) -> bool:
+    def _may_open(self, want: WantTotals | WantSaved) -> bool:
         """Whether a call at this place of the script can begin: nothing is trained, nothing else is open."""
         is_free = self.training.is_idle and not self._open_calls() and self._may_pass()
-        return is_free and epoch >= self.training.number
+        return is_free and not self._has_passed(want)
 
-    def _wait_or_refuse(self, request: Request, what: str, epoch: int) -> Message | None:
-        if epoch >= self.training.number:
+    def _has_passed(self, want: WantTotals | WantSaved) -> bool:
+        """Whether the job is behind this place of the script; that before the first loop has the number -1."""
+        return want.epoch < self.training.number + (want.is_outside and want.epoch >= 0)
+
+    def _wait_or_refuse(self, request: Request, what: str, want: WantTotals | WantSaved) -> Message | None:
+        number = self.training.number
+        if not self._has_passed(want):
             return None
-        if epoch < self.training.number - REMEMBERED_EPOCHS:
+        if want.epoch < number - REMEMBERED_EPOCHS:
             return StartAgain(request)
-        reason = f"{what}: this trainer calls it in epoch {epoch} where the others did not"
+        if want.is_outside and want.epoch >= 0:
+            return Refused(request, f"{what}: {_too_short(number)}")
+        reason = f"{what}: this trainer calls it in epoch {want.epoch} where the others did not"
         return Refused(request, f"{reason}; run the same script everywhere")
+
+    def left_alone(self) -> str | None:
+        """Why nobody will do what is left of the present epoch, when all scripts are at their ends."""
+        epoch = self.training.epoch
+        return None if epoch is None or epoch.is_closed else _too_short(epoch.number)
 
     def _open_calls(self) -> list[Evaluation | Saving]:
         return [call for call in self._to_look_at if not call.is_done]
@@ -437,6 +449,17 @@ class Script:
         return (what, member, now_s - since_s) if now_s - since_s > SLOW_S else None
 
 
+def _too_short(number: int) -> str:
+    """A script that has fewer epochs than the job."""
+    return (
+        f"the job is in epoch {number} already, where a longer run has left it or others have brought it, and"
+        f" this script ends before; let job.epochs count to {number + 1} or more, or begin anew in another place"
+    )
+
+
+_SAME_DATA = "give all trainers the same, and a job that goes on in mid-epoch what that epoch began with"
+
+
 def _other_data(what: str, first: DataSpec, other: DataSpec) -> str:
     fields: list[tuple[str, Callable[[DataSpec], object]]] = [
         ("samples", lambda d: d.samples),
@@ -444,4 +467,4 @@ def _other_data(what: str, first: DataSpec, other: DataSpec) -> str:
         ("content", lambda d: d.fingerprint),
     ]
     differ = [f"{name} {of(first)} and {of(other)}" for name, of in fields if of(first) != of(other)]
-    return f"{what}: this trainer's data is not the job's ({'; '.join(differ)}); give all trainers the same"
+    return f"{what}: this trainer's data is not the job's ({'; '.join(differ)}); {_SAME_DATA}"

@@ -53,19 +53,21 @@ class WantBatch(msgspec.Struct, frozen=True, tag=True):
 
 
 class WantTotals(msgspec.Struct, frozen=True, tag=True):
-    """Position in the script: inside the `ordinal`-th `evaluate` of an epoch."""
+    """Position in the script: inside the `ordinal`-th `evaluate` of an epoch; `is_outside`: before it."""
 
     epoch: int
     ordinal: int
     data: DataSpec
+    is_outside: bool = False
 
 
 class WantSaved(msgspec.Struct, frozen=True, tag=True):
-    """Position in the script: inside the `ordinal`-th `save_model` of an epoch."""
+    """Position in the script: inside the `ordinal`-th `save_model` of an epoch; `is_outside`: before it."""
 
     epoch: int
     ordinal: int
     path: str
+    is_outside: bool = False
 
 
 class WantEnd(msgspec.Struct, frozen=True, tag=True):

@@ -1,8 +1,9 @@
 """The job that this process takes part in: made by `eg.init`, ended by whoever runs the script."""
 
 import os
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from evergrad.errors import ConfigError
@@ -37,6 +38,8 @@ class Session:
     """What the script is at, until it asks for what is next."""
     done: Done | None = None
     """What it has done and not reported yet."""
+    counters: Counter[str] = field(default_factory=Counter)
+    """What the master is told of this process with its heartbeats."""
 
     def ask(self, want: Want) -> Answer:
         """Report what is done; returns what to do next."""
@@ -85,6 +88,6 @@ def connect(environment: Mapping[str, str], numerics: str) -> Session:
 
     trainer = Trainer(exchange, master, Identity(name, os.getpid(), numerics), incarnation)
     driver.hear = trainer.hear
-    current = Session(trainer, driver)
+    current = Session(trainer, driver, counters=network.counters)
     driver.run(trainer.join())
     return current
