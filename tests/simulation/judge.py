@@ -28,6 +28,8 @@ def judge(world: "World") -> None:
     elif len(set(frozen_values(world))) > 1:
         world.fault(Kind.TORN, f"the initial values are those of several trainers: {frozen_values(world)}")
     else:
+        if world.plan.checkpoints is not None:
+            world.watch.moments.judge()
         expected = (judge_sync if world.plan.is_sync else judge_async).judge(world)
         if expected is not None:
             _judge_calls(world, *expected)

@@ -1,0 +1,138 @@
+"""What pservers held when they took their parts of a cut, and whether the checkpoint made of them is that, whole."""
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from evergrad.checkpoint.catalogue import entries
+from evergrad.checkpoint.manifest import Manifest, read_manifest
+from evergrad.checkpoint.pieces import RowsPiece
+from evergrad.checkpoint.reader import pieces
+from evergrad.checkpoint.storage import Storage
+from evergrad.errors import EvergradError
+from evergrad.messages import Place, Standing
+from evergrad.placement import slots_owned
+
+from .faults import Kind
+from .oracle import PARTS
+from .storage import URL
+from .whole import ALL_BYTES
+
+if TYPE_CHECKING:
+    from .processes import PserverProcess
+    from .world import World
+
+
+class Moment(NamedTuple):
+    """Where a pserver stood: its version, and in `Async` the epoch and how far its tasks were."""
+
+    version: int
+    epoch: int
+    standing: Standing
+
+
+class Part(NamedTuple):
+    """What a pserver held at a cut: keys and values of each table, elements of each dense group."""
+
+    moment: Moment
+    tables: list[tuple[bytes, bytes]]
+    groups: list[bytes]
+
+
+class Moments:
+    """All cuts that were taken, and all checkpoints that were offered."""
+
+    def __init__(self, world: "World") -> None:
+        self._world = world
+        self._parts: dict[tuple[int, int, Place], Part] = {}
+        self.whole: set[int] = set()
+        """The serials of checkpoints that were offered, and are right."""
+
+    def watch(self, process: "PserverProcess") -> None:
+        """Note what this pserver holds whenever it takes its part of a cut."""
+        cutting = process.pserver._cutting
+        take = cutting.cut
+
+        def cut(serial, model):
+            part = cutting.part
+            was_taken = part is not None and part.serial == serial and part.is_taken
+            take(serial, model)
+            part = cutting.part
+            if not was_taken and part is not None and part.serial == serial and part.updates is not None:
+                self._parts[self._world.era, serial, process.place] = self._part(process, model)
+
+        cutting.cut = cut
+
+    def offered(self, serial: int) -> None:
+        """The manifest of a checkpoint is there."""
+        try:
+            with Storage(URL) as storage:
+                manifest = read_manifest(storage, serial)
+                found = _read(storage, manifest)
+        except EvergradError as exc:
+            self._fault(f"{serial} is offered and not whole: {exc}")
+            return
+        parts = [self._parts.get((self._world.era, serial, Place(place))) for place in range(manifest.places)]
+        if None in parts:
+            self._fault(f"{serial} is offered and has not been cut everywhere")
+        elif wrong := self._differing(manifest, found, parts):
+            self._fault(f"{serial} {wrong}")
+        self.whole.add(serial)
+
+    def judge(self) -> None:
+        """What is offered at the end is what was found to be right, and what the master knows."""
+        with Storage(URL) as storage:
+            there = {entry.serial for entry in entries(storage) if entry.manifest is not None}
+        known = {d.serial for d in self._world.master_process.master._recovery.checkpoints.durable}
+        if not there <= self.whole:
+            self._fault(f"{sorted(there - self.whole)} are offered and were never made")
+        if not known <= there:
+            self._fault(f"{sorted(known - there)} are known to the master and not there")
+
+    def _part(self, process: "PserverProcess", model) -> Part:
+        schema, pserver = self._world.plan.schema, process.pserver
+        first = slots_owned(process.place, self._world.places).start
+        tables = [
+            tuple(model.export(number, part, first, ALL_BYTES)[0].tobytes() for part in PARTS)
+            for number in range(len(schema.tables))
+        ]
+        at = Moment(pserver._version, *pserver._batches.at._replace(batches=pserver._batches.standing))
+        return Part(at, tables, [model.span(number).tobytes() for number in range(len(schema.groups))])
+
+    def _differing(self, manifest: Manifest, found, parts: list[Part]) -> str:
+        """What of a checkpoint is not as the pservers were when they took its cut."""
+        moments = {part.moment for part in parts}
+        if len(moments) > 1:
+            return f"is of several moments: {sorted(moments)}"
+        (moment,), told = moments, manifest.progress
+        if self._world.plan.is_sync:
+            is_same = moment.version == told.version
+        else:
+            epoch = told.epoch + 1 if told.is_closed else max(told.epoch, 0)
+            is_same = (moment.epoch, moment.standing) == (epoch, () if told.is_closed else told.standing)
+        if not is_same:
+            return f"says that it is of {told} and is of {moment}"
+        tables = [tuple(b"".join(half) for half in zip(*of_table, strict=True)) for of_table in _by(parts, "tables")]
+        if (tables, [b"".join(group) for group in _by(parts, "groups")]) != found:
+            return "has other rows or elements than the pservers had"
+        return ""
+
+    def _fault(self, text: str) -> None:
+        self._world.fault(Kind.CHECKPOINT, f"checkpoint {text}")
+
+
+def _by(parts: list[Part], name: str) -> list[tuple]:
+    """What parts have of each table or group, place by place."""
+    return list(zip(*(getattr(part, name) for part in parts), strict=True))
+
+
+def _read(storage: Storage, manifest: Manifest) -> tuple[list[tuple[bytes, bytes]], list[bytes]]:
+    """Keys and values of each table, and elements of each group, of all files."""
+    tables: list[list[list[bytes]]] = [[[], []] for _ in manifest.schema.tables]
+    groups = [b"" for _ in manifest.schema.groups]
+    for piece in pieces(storage, manifest, 0, 1):
+        if isinstance(piece, RowsPiece):
+            dim = manifest.schema.tables[piece.table].dim
+            for half, values in zip(tables[piece.table], (piece.keys, piece.rows[:, :dim]), strict=True):
+                half.append(values.tobytes())
+        else:
+            groups[piece.group] = piece.values.tobytes()
+    return [(b"".join(keys), b"".join(rows)) for keys, rows in tables], groups
