@@ -354,6 +354,6 @@ class TrainerProcess(Process):
             if message.term > self._term:
                 self._term = message.term
                 self.exchange.hurry()
-            return
-        self.exchange.receive(message)
+        else:
+            self.exchange.receive(message)
         self._turn()

@@ -114,7 +114,7 @@ class Troubles:
         self._restart(trainer)
 
     def cut(self) -> None:
-        """Some members are cut off from the others."""
+        """Some members are cut off from the others, of which there are two at least."""
         names = sorted(self._world.processes)
         members = frozenset(self._rng.sample(names, self._rng.randint(1, len(names) - 1)))
         cut = Cut(members, self._world.clock.now_s + self.a_while_s(), self._rng.random() < 0.3)
@@ -169,7 +169,9 @@ def _freeze(kind: type[Process]) -> Strike:
     return strike
 
 
-def _cut(troubles: Troubles, rng: random.Random, world: "World") -> str:
+def _cut(troubles: Troubles, rng: random.Random, world: "World") -> str | None:
+    if len(world.processes) < 2:
+        return None
     troubles.cut()
     return ", ".join(sorted(world.network.cuts[-1].members))
 

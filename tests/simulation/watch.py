@@ -44,7 +44,8 @@ if TYPE_CHECKING:
 LOOK_S = 0.5
 STALL_S = 3.0
 """A job that has stood still for so long says who it waits for."""
-NAMED = ("pserver 0", "pserver 1", "pserver 2", "pserver 3", "a trainer", "the record"[:9])
+NAMED = ("pserver", "a trainer", "the record", "the checkpoints to be looked through")
+"""What may be waited for while a pserver is silent: not what waits for it."""
 TASKS = InitTask | SyncTask | AsyncTask | EvalTask | SaveTask
 Named = tuple[int, Attempt]
 """An attempt, by the era in which it was handed out."""
@@ -232,7 +233,7 @@ class Watch:
     def _check_silent(self, waiting_for: str, now_s: float) -> None:
         """A pserver that is not heard holds up all there is, and is named before what waits for it."""
         for process in self._world.pservers:
-            if now_s - self._heard_s[process.name] >= STALL_S and waiting_for[:9] not in NAMED:
+            if now_s - self._heard_s[process.name] >= STALL_S and not waiting_for.startswith(NAMED):
                 self._world.fault(Kind.UNEXPLAINED, f"{process.name} is silent, and {waiting_for!r} is waited for")
 
 

@@ -103,9 +103,10 @@ class Generations:
         return [Send(p.address, Hello(self._term)) for p in self.at if p.place not in self._replies]
 
     def heard(self, reply: HelloReply) -> None:
-        """A pserver says where it stands."""
-        if self._replies is not None and any((p.place, p.member) == (reply.place, reply.member) for p in self.at):
-            self._replies[reply.place] = reply
+        """A pserver says where it stands; one that the generation's `Restore` has not reached knows no place yet."""
+        place = next((p.place for p in self.at if p.member == reply.member), None)
+        if self._replies is not None and place is not None:
+            self._replies[place] = reply
 
     def found(self) -> Found | None:
         """Where they stand, once all have said so."""

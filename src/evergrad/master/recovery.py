@@ -446,7 +446,7 @@ class Recovery:
             job=self._settings.job,
             term=self._term,
             generation=generations.number,
-            schema=self.schema,
+            schema=self.schema if self.found is not None else None,  # else the next master is told again, and looks
             spec=self.checkpoints.spec,
             found=self.found,
             source=generations.source,
