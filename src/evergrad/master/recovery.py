@@ -194,6 +194,8 @@ class Recovery:
             self.must_start_again = True
         self.checkpoints.fall_back()
         self.script.restore(progress)
+        lost = progress or Progress()
+        self._failures.set_aside, self._shown.dropped = list(lost.set_aside), lost.dropped
         self.generations.begin(present, source)
 
     def lost(self, name: str, reason: str, now_s: float) -> None:
@@ -279,10 +281,18 @@ class Recovery:
         pservers, script = self.generations.pservers, self.script
         assert pservers is not None
         assert script is not None
-        serial, progress = None, script.progress()
+        serial, progress = None, self._progress()
         if progress is not None and self.checkpoints.wants(progress, script.steps, script.is_idle, now_s):
             serial = self.checkpoints.begin(progress, script.calls_done(), script.steps, script.is_idle, now_s)
         pservers.tell(Commit(self._term, self.generations.number, step, chosen, serial))  # type: ignore[arg-type]
+
+    def _progress(self) -> Progress | None:
+        """How far training is, and what the model lacks by now."""
+        progress = self.script.progress() if self.script is not None else None
+        if progress is None:
+            return None
+        lost = tuple(self._failures.set_aside)
+        return msgspec.structs.replace(progress, set_aside=lost, dropped=self._shown.dropped)
 
     def close_epoch(self, epoch: int) -> None:
         """Tell the pservers that an asynchronous epoch is over."""
@@ -319,7 +329,7 @@ class Recovery:
             self._shown.log_event(*event)
         if script is None or generations.pservers is None or not generations.are_restored:
             return
-        progress = script.progress()
+        progress = self._progress()
         is_still = script.is_idle or is_stopping
         may_mark = (is_still or not checkpoints.is_sync) and generations.pservers.have_acknowledged
         if progress is not None and may_mark and checkpoints.wants(progress, script.steps, is_still, now_s):
@@ -412,9 +422,14 @@ class Recovery:
         return self._recording.has(self._facts(), 0)
 
     @property
+    def is_loss_recorded(self) -> bool:
+        """Whether what the model lacks is written."""
+        return self._recording.has(self._facts(), 1)
+
+    @property
     def is_all_recorded(self) -> bool:
         """Whether the rest is written too."""
-        return self.is_recorded and self._recording.has(self._facts(), 1)
+        return self.is_recorded and self.is_loss_recorded and self._recording.has(self._facts(), 2)
 
     def ended(self, failure: str | None) -> None:
         """The job is over."""
@@ -428,15 +443,16 @@ class Recovery:
         errand = self._recording.write(self._facts(), self._make_record)
         if errand is not None:
             self._errands.append(errand)
-        if self._reserving is not None and self._recording.has(self._facts(), 1):
+        if self._reserving is not None and self._recording.has(self._facts(), 2):
             self.checkpoints.serials, self._reserving = self._reserving, None
 
-    def _facts(self) -> tuple[object, object]:
-        """What the record says, in short: what asks wait for, and the rest."""
+    def _facts(self) -> tuple[object, object, object]:
+        """What the record says, in short: what asks wait for, what commits wait for, and the rest."""
         of_script = self.script.facts() if self.script is not None else None
         needed = (self._term, self.generations.number, self.generations.at, of_script, self._ended)
         durable = tuple((d.serial, d.best) for d in self.checkpoints.durable)
-        return needed, (self._next_serial, durable, len(self._failures.set_aside), self._shown.reports)
+        lost = tuple(self._failures.set_aside), self._shown.dropped
+        return needed, lost, (self._next_serial, durable, self._shown.reports)
 
     def _make_record(self) -> Record:
         generations, script = self.generations, self.script
@@ -460,6 +476,7 @@ class Recovery:
             evaluations=evaluations,
             savings=savings,
             set_aside=tuple(self._failures.set_aside),
+            dropped=self._shown.dropped,
             reported=self._shown.reported_so_far(),
             ended=is_over,
             failure=failure,
@@ -469,7 +486,8 @@ class Recovery:
         """Take over from the master before."""
         self._has_taken_over = True
         self.schema, self.found, self._next_serial = record.schema, record.found, record.next_serial
-        self._shown.reported, self._failures.set_aside = dict(record.reported), list(record.set_aside)
+        self._shown.reported, self._shown.dropped = dict(record.reported), record.dropped
+        self._failures.set_aside = list(record.set_aside)
         if record.schema is None:
             return
         self.checkpoints = Checkpoints(record.spec, record.schema.update.is_sync, record.durable)

@@ -54,11 +54,10 @@ SLOW_S = 1.0
 
 
 class Decided(NamedTuple):
-    """A commit that was decided: the step, the pushes it is made of as (task, attempt), and samples it does without."""
+    """A commit that was decided: the step, and the pushes it is made of as (task, attempt)."""
 
     step: int
     chosen: tuple[tuple[int, Attempt], ...]
-    dropped: int = 0
 
 
 class Script:
@@ -181,17 +180,18 @@ class Script:
         epoch = self.training.epoch
         return epoch.finish(done, now_s) if epoch is not None else 0
 
-    def decide(self, now_s: float) -> Decided | None:
+    def drop_late(self, now_s: float) -> int:
+        """Do without tasks of the present step that are late; returns how many samples they are."""
+        return self.training.epoch.drop_late(now_s) if self.training.epoch is not None else 0
+
+    def decide(self) -> Decided | None:
         """The commit of the present step, once it waits for nothing more."""
         training = self.training
-        if training.epoch is None:
-            return None
-        dropped = training.epoch.drop_late(now_s)
-        chosen = training.epoch.commit()
+        chosen = training.epoch.commit() if training.epoch is not None else None
         if chosen is None:
             return None
         training.version += 1
-        return Decided(training.version - 1, tuple(chosen), dropped)
+        return Decided(training.version - 1, tuple(chosen))
 
     def settle(self) -> None:
         """Whoever waits for a task has got one if there is any."""
