@@ -8,6 +8,7 @@ from evergrad.checkpoint.pieces import RowsPiece
 from evergrad.checkpoint.reader import pieces
 from evergrad.checkpoint.storage import Storage
 from evergrad.errors import EvergradError
+from evergrad.master.checkpoints import GATE_TRIES
 from evergrad.messages import Place, Standing
 from evergrad.placement import slots_owned
 
@@ -81,11 +82,21 @@ class Moments:
         """What is offered at the end is what was found to be right, and what the master knows."""
         with Storage(URL) as storage:
             there = {entry.serial for entry in entries(storage) if entry.manifest is not None}
-        known = {d.serial for d in self._world.master_process.master._recovery.checkpoints.durable}
+        checkpoints = self._world.master_process.master._recovery.checkpoints
+        known = {d.serial for d in checkpoints.durable}
         if not there <= self.whole:
             self._fault(f"{sorted(there - self.whole)} are offered and were never made")
         if not known <= there:
             self._fault(f"{sorted(known - there)} are known to the master and not there")
+        if checkpoints._failures < GATE_TRIES:
+            self._judge_newest(max(known))
+
+    def _judge_newest(self, serial: int) -> None:
+        """The last model is in a checkpoint."""
+        with Storage(URL) as storage:
+            found = _read(storage, read_manifest(storage, serial))
+        if _joined([self._part(process, process.model) for process in self._world.pservers]) != found:
+            self._fault(f"{serial} is the last one and has another model than the pservers")
 
     def _part(self, process: "PserverProcess", model) -> Part:
         schema, pserver = self._world.plan.schema, process.pserver
@@ -110,13 +121,18 @@ class Moments:
             is_same = (moment.epoch, moment.standing) == (epoch, () if told.is_closed else told.standing)
         if not is_same:
             return f"says that it is of {told} and is of {moment}"
-        tables = [tuple(b"".join(half) for half in zip(*of_table, strict=True)) for of_table in _by(parts, "tables")]
-        if (tables, [b"".join(group) for group in _by(parts, "groups")]) != found:
+        if _joined(parts) != found:
             return "has other rows or elements than the pservers had"
         return ""
 
     def _fault(self, text: str) -> None:
         self._world.fault(Kind.CHECKPOINT, f"checkpoint {text}")
+
+
+def _joined(parts: list[Part]) -> tuple[list[tuple[bytes, ...]], list[bytes]]:
+    """Keys and values of each table, and elements of each group, of all places."""
+    tables = [tuple(b"".join(half) for half in zip(*of_table, strict=True)) for of_table in _by(parts, "tables")]
+    return tables, [b"".join(group) for group in _by(parts, "groups")]
 
 
 def _by(parts: list[Part], name: str) -> list[tuple]:

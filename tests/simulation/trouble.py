@@ -104,7 +104,9 @@ class Troubles:
         self._restart(trainer)
 
     def kill(self, process: Process) -> None:
-        """A process is killed; its launcher sees it and starts another."""
+        """A process is killed; its launcher sees it and starts another. What is judged at the end is not lost."""
+        if isinstance(process, PserverProcess) and self._world.master_process.master.is_over:
+            return
         process.stop()
         self._world.ended(process)
 

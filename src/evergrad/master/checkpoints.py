@@ -324,9 +324,12 @@ class Checkpoints:
         return f"epoch {progress.epoch}, {at}"
 
     def waits_for(self, pservers: Sequence[PserverAt]) -> str:
-        """What the cut under way waits for, or nothing."""
+        """What the next checkpoint waits for."""
+        if self._given_up is not None:
+            missing = [str(p.place) for p in pservers if p.place not in self._given_up[1]]
+            return f"pserver {', '.join(missing)} to give up checkpoint {self._given_up[0]}"
         if self._cut is None:
-            return ""
+            return f"a checkpoint to be tried again: {self.failure}" if self.failure is not None else "a checkpoint"
         heard = self._cut.standing if self._cut.is_frozen else self._cut.written
         missing = [str(p.place) for p in pservers if p.place not in heard]
         if missing:

@@ -45,6 +45,10 @@ class Found:
         """The commit that made that version."""
         return next(reply.last_commit for reply in self._replies if reply.version == self.version)
 
+    def is_past(self, epoch: int) -> bool:
+        """Whether one of them has been told that this epoch is over, in `async`."""
+        return any(reply.epoch > epoch for reply in self._replies)
+
     def standing(self, epoch: int) -> Standing:
         """How many batches of each task all of them have applied."""
         of_all = [dict(reply.standing) if reply.epoch == epoch else {} for reply in self._replies]

@@ -169,8 +169,10 @@ class Recovery:
             self._begin(present, now_s)
         elif (standings := generations.found()) is not None:
             if standings.is_whole(generations.number):
-                self.script.resume(standings.version, standings.standing(self.script.begun.epoch))
-                last = standings.last_commit if self.schema.update.is_sync else None
+                epoch, is_sync = self.script.begun.epoch, self.schema.update.is_sync
+                is_over = not is_sync and standings.is_past(epoch)
+                self.script.resume(standings.version, standings.standing(epoch), is_over)
+                last = standings.last_commit if is_sync else None
                 generations.go_on(self.schema, standings, last)
                 self._phases.ended("until all pservers had said where they stand", now_s)
                 self._shown.note_event(f"a new master goes on in term {self._term}, without falling back")

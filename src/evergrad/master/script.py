@@ -145,9 +145,12 @@ class Script:
         done = sum(e.is_done for e in self._evaluations.values()), sum(s.is_done for s in self._savings.values())
         return self.begun, self.epochs, self.passed, done
 
-    def resume(self, version: int, standing: Standing) -> None:
-        """Another master's epoch is where the pservers say."""
-        self.restore(msgspec.structs.replace(self.begun, version=version, standing=standing))
+    def resume(self, version: int, standing: Standing, is_over: bool) -> None:
+        """Another master's epoch is where the pservers say, of whom some may not know yet that it is over."""
+        begun = self.begun
+        is_closed = begun.is_closed or is_over
+        self.restore(msgspec.structs.replace(begun, version=version, standing=standing, is_closed=is_closed))
+        self.training.tell_again()
 
     @property
     def steps(self) -> int:

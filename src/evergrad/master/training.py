@@ -441,6 +441,10 @@ class Training:
         self._is_told = True
         return self.epoch.number
 
+    def tell_again(self) -> None:
+        """The master before may have told only some pservers that an epoch is over."""
+        self._is_told = self._is_settled = self._update.is_sync or self.epoch is None
+
     def settle(self) -> None:
         """The pservers know that the epoch is over, if they have been told."""
         self._is_settled = self._is_told
