@@ -109,8 +109,9 @@ class Script:
         self.training.restore(progress or Progress())
         if progress is not None:
             self._left_until = max(self._left_until, progress.left_until)
-        for call in self._open_calls():
-            call.release_all()
+        # those that are not done begin anew when scripts are there again, which may be some epochs behind
+        self._evaluations = {call: e for call, e in self._evaluations.items() if e.is_done}
+        self._savings = {call: s for call, s in self._savings.items() if s.is_done}
 
     def calls_done(self) -> tuple[tuple[EvaluationDone, ...], tuple[SavingDone, ...]]:
         """The evaluations and savings that are done."""
