@@ -240,15 +240,12 @@ class Master:
         return [Send(waiting[0], answer)]
 
     def _decide(self, now_s: float) -> None:
-        """The commit of the present step, and the end of an epoch, once they wait for nothing more.
-
-        What a step does without is recorded before its commit, or the next master would not tell of it.
-        """
+        """The commit of the present step, and the end of an epoch, once they wait for nothing more."""
         script = self._script
         if script is None or not self._recovery.are_restored or not self._recovery.is_whole:
             return
-        self._progress.drop(script.drop_late(now_s))
-        if self._recovery.is_loss_recorded and (decided := script.decide()) is not None:
+        if (decided := script.decide(now_s)) is not None:
+            self._progress.drop(decided.dropped)
             self._recovery.commit(decided.step, decided.chosen, now_s)
         if (epoch := script.training.over()) is not None:
             self._recovery.close_epoch(epoch)

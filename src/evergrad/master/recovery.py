@@ -191,11 +191,11 @@ class Recovery:
         source, progress = self.found.source, self.found.progress if self.found.source is not None else None
         if durable and spec is not None:
             source, progress = Source(spec.url, durable[-1].serial), durable[-1].progress
-        is_begun = self.script.training.number >= 0
-        if self.generations.at and not _reaches(progress, self.script.passed, is_begun):
-            self.must_start_again = True
+        is_begun = self.script.begun.epoch >= 0
+        is_behind = bool(self.generations.at) and not _reaches(progress, self.script.passed, is_begun)
+        self.must_start_again |= is_behind
         self.checkpoints.fall_back()
-        self.script.restore(progress)
+        self.script.restore(progress, is_behind)
         lost = progress or Progress()
         self._failures.set_aside, self._shown.dropped = list(lost.set_aside), lost.dropped
         self.generations.begin(present, source)
@@ -305,7 +305,7 @@ class Recovery:
         """What the pservers are told now, again and again until they acknowledge it."""
         generations = self.generations
         sends = generations.greet(now_s)
-        if generations.pservers is not None:
+        if generations.pservers is not None and self.is_loss_recorded:  # or the next master would not tell of it
             sends += generations.pservers.due(now_s)
             if generations.are_restored:
                 sends += self.checkpoints.due(self._term, generations.number, generations.at, now_s)

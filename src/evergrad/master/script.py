@@ -54,10 +54,11 @@ SLOW_S = 1.0
 
 
 class Decided(NamedTuple):
-    """A commit that was decided: the step, and the pushes it is made of as (task, attempt)."""
+    """A commit that was decided: the step, the pushes it is made of as (task, attempt), and samples it does without."""
 
     step: int
     chosen: tuple[tuple[int, Attempt], ...]
+    dropped: int = 0
 
 
 class Script:
@@ -100,15 +101,20 @@ class Script:
             return None
         return msgspec.structs.replace(self.training.progress(), left_until=self._left_until)
 
-    def restore(self, progress: Progress | None) -> None:
-        """A generation begins there, or with nothing: what anybody held is void."""
+    def restore(self, progress: Progress | None, is_behind: bool = False) -> None:
+        """A generation begins there, or with nothing: what anybody held is void.
+
+        `is_behind`: scripts are further, and are started again.
+        """
         self.doing.clear()
         self._adopted = None
         self._initial = TaskPool([0], self._numbers, None)
         self._is_initialized = progress is not None
-        self.training.restore(progress or Progress())
-        if progress is not None:
-            self._left_until = max(self._left_until, progress.left_until)
+        at = progress or Progress()
+        self.training.restore(at)
+        self._left_until = at.left_until if is_behind else max(self._left_until, at.left_until)
+        if is_behind:
+            self.passed = at.epoch if at.is_closed else at.epoch - 1
         # those that are not done begin anew when scripts are there again, which may be some epochs behind
         self._evaluations = {call: e for call, e in self._evaluations.items() if e.is_done}
         self._savings = {call: s for call, s in self._savings.items() if s.is_done}
@@ -184,18 +190,17 @@ class Script:
         epoch = self.training.epoch
         return epoch.finish(done, now_s) if epoch is not None else 0
 
-    def drop_late(self, now_s: float) -> int:
-        """Do without tasks of the present step that are late; returns how many samples they are."""
-        return self.training.epoch.drop_late(now_s) if self.training.epoch is not None else 0
-
-    def decide(self) -> Decided | None:
+    def decide(self, now_s: float) -> Decided | None:
         """The commit of the present step, once it waits for nothing more."""
         training = self.training
-        chosen = training.epoch.commit() if training.epoch is not None else None
+        if training.epoch is None:
+            return None
+        dropped = training.epoch.drop_late(now_s)
+        chosen = training.epoch.commit()
         if chosen is None:
             return None
         training.version += 1
-        return Decided(training.version - 1, tuple(chosen))
+        return Decided(training.version - 1, tuple(chosen), dropped)
 
     def settle(self) -> None:
         """Whoever waits for a task has got one if there is any."""
