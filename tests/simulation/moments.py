@@ -9,8 +9,9 @@ from evergrad.checkpoint.reader import pieces
 from evergrad.checkpoint.storage import Storage
 from evergrad.errors import EvergradError
 from evergrad.master.checkpoints import GATE_TRIES
-from evergrad.messages import Place, Standing
+from evergrad.messages import INIT_STEP, Generation, Place, Standing
 from evergrad.placement import slots_owned
+from evergrad.pserver.model import Model
 
 from .faults import Kind
 from .oracle import PARTS
@@ -30,10 +31,17 @@ class Moment(NamedTuple):
     standing: Standing
 
 
+class Restored(NamedTuple):
+    """Stands for a pserver: its place and its part of the model."""
+
+    place: Place
+    model: Model
+
+
 class Part(NamedTuple):
     """What a pserver held at a cut: keys and values of each table, elements of each dense group."""
 
-    moment: Moment
+    moment: Moment | None
     tables: list[tuple[bytes, bytes]]
     groups: list[bytes]
 
@@ -78,6 +86,24 @@ class Moments:
             self._fault(f"{serial} {wrong}")
         self.whole.add(serial)
 
+    def stand_in(self) -> bool:
+        """Where a pserver has died since and taken its part of the last model along, judge what was saved of that.
+
+        Returns:
+            False where it was not: storage has failed again and again.
+        """
+        world = self._world
+        master = world.master_process.master
+        if all(holds(process, master._recovery.generations.number) for process in world.pservers):
+            return True
+        checkpoints = master._recovery.checkpoints
+        if checkpoints._failures >= GATE_TRIES:
+            return False
+        with Storage(URL) as storage:
+            manifest = read_manifest(storage, checkpoints.durable[-1].serial)
+            world.pservers = [_restored(storage, manifest, Place(place)) for place in range(world.places)]
+        return True
+
     def judge(self) -> None:
         """What is offered at the end is what was found to be right, and what the master knows."""
         with Storage(URL) as storage:
@@ -95,18 +121,23 @@ class Moments:
         """The last model is in a checkpoint."""
         with Storage(URL) as storage:
             found = _read(storage, read_manifest(storage, serial))
-        if _joined([self._part(process, process.model) for process in self._world.pservers]) != found:
+        parts = [self._contents(process.place, process.model) for process in self._world.pservers]
+        if _joined(parts) != found:
             self._fault(f"{serial} is the last one and has another model than the pservers")
 
-    def _part(self, process: "PserverProcess", model) -> Part:
-        schema, pserver = self._world.plan.schema, process.pserver
-        first = slots_owned(process.place, self._world.places).start
+    def _part(self, process: "PserverProcess", model: Model) -> Part:
+        pserver = process.pserver
+        at = Moment(pserver._version, *pserver._batches.at._replace(batches=pserver._batches.standing))
+        return self._contents(process.place, model)._replace(moment=at)
+
+    def _contents(self, place: Place, model: Model) -> Part:
+        schema = self._world.plan.schema
+        first = slots_owned(place, self._world.places).start
         tables = [
             tuple(model.export(number, part, first, ALL_BYTES)[0].tobytes() for part in PARTS)
             for number in range(len(schema.tables))
         ]
-        at = Moment(pserver._version, *pserver._batches.at._replace(batches=pserver._batches.standing))
-        return Part(at, tables, [model.span(number).tobytes() for number in range(len(schema.groups))])
+        return Part(None, tables, [model.span(number).tobytes() for number in range(len(schema.groups))])
 
     def _differing(self, manifest: Manifest, found, parts: list[Part]) -> str:
         """What of a checkpoint is not as the pservers were when they took its cut."""
@@ -138,6 +169,22 @@ def _joined(parts: list[Part]) -> tuple[list[tuple[bytes, ...]], list[bytes]]:
 def _by(parts: list[Part], name: str) -> list[tuple]:
     """What parts have of each table or group, place by place."""
     return list(zip(*(getattr(part, name) for part in parts), strict=True))
+
+
+def holds(process: "PserverProcess", generation: Generation) -> bool:
+    """Whether a pserver has a model of this generation that trainers may read."""
+    pserver = process.pserver
+    is_there = process.is_alive and pserver._held is not None and pserver._version != INIT_STEP
+    return is_there and pserver.generation == generation
+
+
+def _restored(storage: Storage, manifest: Manifest, place: Place) -> Restored:
+    model = Model(manifest.schema, place, manifest.places)
+    model.begin_load(manifest.updates)
+    for piece in pieces(storage, manifest, place, manifest.places):
+        model.load(piece)
+    model.check_loaded()
+    return Restored(place, model)
 
 
 def _read(storage: Storage, manifest: Manifest) -> tuple[list[tuple[bytes, bytes]], list[bytes]]:

@@ -33,7 +33,7 @@ from evergrad.messages import (
 
 from . import bounds
 from .faults import Kind
-from .moments import Moments
+from .moments import Moments, holds
 from .oracle import Call, contents, totals_of
 from .processes import MASTER, Process, PserverProcess
 from .whole import Whole
@@ -130,7 +130,7 @@ class Watch:
         """In `Async` what is evaluated and saved is what there is when this begins and the initial values are there."""
         master = self._world.master_process.master
         script, generation = master._script, master._recovery.generations.number
-        if script is None or any(not _holds(p, generation) for p in self._world.pservers):
+        if script is None or any(not holds(p, generation) for p in self._world.pservers):
             return
         for call in script._evaluations.keys() - self.expected_totals.keys():
             data = self._world.plan.epochs[call[0]].evaluations[call[1]]
@@ -235,10 +235,3 @@ class Watch:
         for process in self._world.pservers:
             if now_s - self._heard_s[process.name] >= STALL_S and not waiting_for.startswith(NAMED):
                 self._world.fault(Kind.UNEXPLAINED, f"{process.name} is silent, and {waiting_for!r} is waited for")
-
-
-def _holds(process: PserverProcess, generation: Generation) -> bool:
-    """Whether a pserver has a model of this generation that trainers may read."""
-    pserver = process.pserver
-    is_there = process.is_alive and pserver._held is not None and pserver._version != INIT_STEP
-    return is_there and pserver.generation == generation

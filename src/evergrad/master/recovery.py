@@ -103,6 +103,7 @@ class Recovery:
         self._errands: list[Errand] = []
         self._unrated: dict[int, None] = {}
         self._rating: int | None = None
+        self._must_prune = False
         self._phases = Phases()
         self._has_taken_over = False
 
@@ -396,8 +397,7 @@ class Recovery:
             case Found() if self.found is None:
                 self._take(result)
             case ManifestPut():
-                if self.checkpoints.put(result.serial, result.failure, now_s):
-                    self._prune()
+                self._must_prune |= self.checkpoints.put(result.serial, result.failure, now_s)
             case RecordPut():
                 self._recording.put(result.number)
             case MetricsPut():
@@ -405,7 +405,7 @@ class Recovery:
                 if result.failure is not None:
                     what = f"the metrics of checkpoint {result.serial} could not be written: {result.failure}"
                     self._shown.note_event(what, is_trouble=True)
-                self._prune()
+                self._must_prune = True
             case Pruned(failure=str(failure)):
                 self._shown.note_event(f"old checkpoints could not be removed: {failure}", is_trouble=True)
 
@@ -447,6 +447,9 @@ class Recovery:
             self._errands.append(errand)
         if self._reserving is not None and self._recording.has(self._facts(), 2):
             self.checkpoints.serials, self._reserving = self._reserving, None
+        if self._must_prune and self._recording.has(self._facts(), 2):  # the next master would look for what is gone
+            self._must_prune = False
+            self._prune()
 
     def _facts(self) -> tuple[object, object, object]:
         """What the record says, in short: what asks wait for, what commits wait for, and the rest."""
