@@ -70,21 +70,22 @@ class Moments:
 
         cutting.cut = cut
 
-    def offered(self, serial: int) -> None:
-        """The manifest of a checkpoint is there."""
+    def offered(self, serial: int) -> int:
+        """The manifest of a checkpoint is there; returns the version it is of."""
         try:
             with Storage(URL) as storage:
                 manifest = read_manifest(storage, serial)
                 found = _read(storage, manifest)
         except EvergradError as exc:
             self._fault(f"{serial} is offered and not whole: {exc}")
-            return
+            return 0
         parts = [self._parts.get((self._world.era, serial, Place(place))) for place in range(manifest.places)]
         if None in parts:
             self._fault(f"{serial} is offered and has not been cut everywhere")
         elif wrong := self._differing(manifest, found, parts):
             self._fault(f"{serial} {wrong}")
         self.whole.add(serial)
+        return manifest.progress.version
 
     def stand_in(self) -> bool:
         """Where a pserver has died since and taken its part of the last model along, judge what was saved of that.

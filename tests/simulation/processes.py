@@ -351,9 +351,8 @@ class TrainerProcess(Process):
                 self._end(message.failure)
             if message.term >= self._term:
                 self.trainer.hear(message.generation, message.is_whole)
-            if message.term > self._term:
+                self.trainer.hear_term(message.term)
                 self._term = message.term
-                self.exchange.hurry()
         else:
             self.exchange.receive(message)
         self._turn()

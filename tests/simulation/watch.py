@@ -1,7 +1,7 @@
 """What is noted and checked while a run goes on: what was answered, applied, saved, and who was waited for."""
 
 from collections import Counter, defaultdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -52,6 +52,13 @@ Named = tuple[int, Attempt]
 ANSWERS = Agreed | EpochIs | TASKS | Over | TotalsAre
 
 
+class History(NamedTuple):
+    """What had been applied up to a checkpoint: by place and step, and the epochs of steps."""
+
+    commits: dict[tuple[int, int], tuple[tuple[int, Named], ...]]
+    epoch_of: dict[int, int]
+
+
 class Watch:
     """Sees all messages and what scripts do.
 
@@ -72,7 +79,7 @@ class Watch:
         self.commits: dict[tuple[int, int], tuple[tuple[int, Named], ...]] = {}
         self.handed_out: Counter[tuple[int, Generation, int]] = Counter()
         self.moments = Moments(world)
-        self._applied_in: dict[tuple[int, int], tuple[int, Generation]] = {}
+        self._histories: dict[int, History] = {}
         self.attempts = 0
         self.saved: dict[Call, list[dict]] = defaultdict(list)
         self.results: dict[Call, np.ndarray] = {}
@@ -169,16 +176,16 @@ class Watch:
             return
         if restored.source is not None and restored.source.serial not in self.moments.whole:
             self._world.fault(Kind.CHECKPOINT, f"checkpoint {restored.source.serial} is restored and was never whole")
-        at, now = process.pserver._version, (self._world.era, restored.generation)
-        for place, step in [key for key, when in self._applied_in.items() if key[0] == process.place and when < now]:
-            if step >= at:
-                del self.commits[place, step], self._applied_in[place, step]
+        history = self._histories.get(restored.source.serial) if restored.source is not None else None
+        before = history.commits if history is not None else {}
+        elsewhere = {key: chosen for key, chosen in self.commits.items() if key[0] != process.place}
+        self.commits = elsewhere | {key: chosen for key, chosen in before.items() if key[0] == process.place}
+        if history is not None:
+            self.epoch_of = dict(history.epoch_of)
 
     def _committed(self, process: PserverProcess, commit: Commit) -> None:
-        era, key = self._world.era, (process.place, commit.step)
-        chosen = tuple((index, (era, attempt)) for index, attempt in commit.chosen)
-        known = self.commits.setdefault(key, chosen)
-        self._applied_in.setdefault(key, (era, commit.generation))
+        chosen = tuple((index, (self._world.era, attempt)) for index, attempt in commit.chosen)
+        known = self.commits.setdefault((process.place, commit.step), chosen)
         if known != chosen:
             self._world.fault(Kind.TORN, f"step {commit.step} was applied in two ways at place {process.place}")
 
@@ -188,7 +195,9 @@ class Watch:
 
     def offered(self, serial: int) -> None:
         """The manifest of a checkpoint is there."""
-        self.moments.offered(serial)
+        version = self.moments.offered(serial)
+        commits = {key: chosen for key, chosen in self.commits.items() if key[1] < version}
+        self._histories[serial] = History(commits, dict(self.epoch_of))
 
     # -- scripts -------------------------------------------------------------------------------------------------------
 
