@@ -95,4 +95,3 @@ def record_what_is_not_known(self, make=Recovery._make_record):
 
 def is_written(self, facts, part):
     return True
-

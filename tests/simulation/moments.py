@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from evergrad.checkpoint.catalogue import entries
+from evergrad.checkpoint.catalogue import entries, newest_good
 from evergrad.checkpoint.manifest import Manifest, read_manifest
 from evergrad.checkpoint.pieces import RowsPiece
 from evergrad.checkpoint.reader import pieces
@@ -14,7 +14,7 @@ from evergrad.placement import slots_owned
 from evergrad.pserver.model import Model
 
 from .faults import Kind
-from .oracle import PARTS
+from .oracle import PARTS, Call
 from .storage import URL
 from .whole import ALL_BYTES
 
@@ -104,6 +104,14 @@ class Moments:
             manifest = read_manifest(storage, checkpoints.durable[-1].serial)
             world.pservers = [_restored(storage, manifest, Place(place)) for place in range(world.places)]
         return True
+
+    def calls(self) -> tuple[set[Call], set[Call]]:
+        """The evaluations and savings that were done at the newest checkpoint."""
+        with Storage(URL) as storage:
+            manifest = newest_good(storage)
+        if manifest is None:
+            return set(), set()
+        return {(e.epoch, e.ordinal) for e in manifest.evaluations}, {(s.epoch, s.ordinal) for s in manifest.savings}
 
     def judge(self) -> None:
         """What is offered at the end is what was found to be right, and what the master knows."""

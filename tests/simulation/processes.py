@@ -130,9 +130,8 @@ class MasterProcess(Process):
     def __init__(self, world: "World") -> None:
         super().__init__(world, MASTER)
         plan, data = world.plan, world.store.record
-        settings = Settings(
-            f"simulation {world.era}", world.places, LEASE_S, scratch=plan.scratch, keeps_record=plan.checkpoints is not None
-        )
+        job, is_kept = f"simulation {world.era}", plan.checkpoints is not None
+        settings = Settings(job, world.places, LEASE_S, scratch=plan.scratch, keeps_record=is_kept)
         record = decode(data) if data is not None else None
         of_record = () if record is None else (Term(record.term + 1), record)
         self.master = world.roles.master(settings, *of_record)

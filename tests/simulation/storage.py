@@ -132,7 +132,7 @@ class _AtOnce:
 def mounted(shelf: Shelf) -> Iterator[None]:
     """Inside, `URL` is on this shelf."""
     with (
-        mock.patch.object(storage, "_backend", lambda _: shelf),
+        mock.patch.object(storage, "_backend", return_value=shelf),
         mock.patch.object(files, "ThreadPoolExecutor", _AtOnce),
         mock.patch.object(reader, "ThreadPoolExecutor", _AtOnce),
     ):

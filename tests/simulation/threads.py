@@ -1,4 +1,4 @@
-"""What the processes of a job have threads for, in simulated time: pieces to storage and back, and the master's errands."""
+"""What the processes of a job have threads for, in simulated time: pieces to storage and back, the master's errands."""
 
 import random
 from collections.abc import Callable, Iterator

@@ -80,6 +80,7 @@ class Watch:
         self.handed_out: Counter[tuple[int, Generation, int]] = Counter()
         self.moments = Moments(world)
         self._histories: dict[int, History] = {}
+        self._noted_in = Generation(0)
         self.attempts = 0
         self.saved: dict[Call, list[dict]] = defaultdict(list)
         self.results: dict[Call, np.ndarray] = {}
@@ -139,11 +140,25 @@ class Watch:
         script, generation = master._script, master._recovery.generations.number
         if script is None or any(not holds(p, generation) for p in self._world.pservers):
             return
+        self._forget_undone(generation)
         for call in script._evaluations.keys() - self.expected_totals.keys():
             data = self._world.plan.epochs[call[0]].evaluations[call[1]]
             self.expected_totals[call] = totals_of(Whole(self._world.pservers), self._world.plan, call[0], *data)
         for call in script._savings.keys() - self.expected_models.keys():
             self.expected_models[call] = contents(Whole(self._world.pservers), self._world.plan)
+
+    def _forget_undone(self, generation: Generation) -> None:
+        """Calls that were not done before a fall-back begin anew, with the model as it is then."""
+        if generation == self._noted_in:
+            return
+        self._noted_in = generation
+        script = self._world.master_process.master._script
+        undone = {call for call, e in script._evaluations.items() if not e.is_done}
+        for call in undone & self.expected_totals.keys():
+            del self.expected_totals[call]
+        for call in {call for call, s in script._savings.items() if not s.is_done} & self.expected_models.keys():
+            del self.expected_models[call]
+            self.saved.pop(call, None)
 
     def heard(self, src: str) -> None:
         """The master deals with a message."""
@@ -190,8 +205,18 @@ class Watch:
             self._world.fault(Kind.TORN, f"step {commit.step} was applied in two ways at place {process.place}")
 
     def begins_again(self) -> None:
-        """The whole job is run anew."""
+        """The whole job is run anew; what it has done since its newest checkpoint is done again.
+
+        In `Async` that may come to something else, if storage has failed so often that scripts went on without one.
+        """
         self._restored.clear()
+        self._noted_in = Generation(0)
+        if not self._world.plan.is_sync:
+            evaluated, saved = self.moments.calls()
+            for known in (self.expected_totals, self.results):
+                _keep(known, evaluated)
+            for known in (self.expected_models, self.saved):
+                _keep(known, saved)
 
     def offered(self, serial: int) -> None:
         """The manifest of a checkpoint is there."""
@@ -244,3 +269,9 @@ class Watch:
         for process in self._world.pservers:
             if now_s - self._heard_s[process.name] >= STALL_S and not waiting_for.startswith(NAMED):
                 self._world.fault(Kind.UNEXPLAINED, f"{process.name} is silent, and {waiting_for!r} is waited for")
+
+
+def _keep(known: dict, calls: set[Call]) -> None:
+    """Forget all other calls."""
+    for call in known.keys() - calls:
+        del known[call]

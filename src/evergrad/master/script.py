@@ -114,7 +114,7 @@ class Script:
         self.training.restore(at)
         self._left_until = at.left_until if is_behind else max(self._left_until, at.left_until)
         if is_behind:
-            self.passed = at.epoch if at.is_closed else at.epoch - 1
+            self.passed = at.epoch if at.is_closed else max(at.epoch - 1, -1)
         # those that are not done begin anew when scripts are there again, which may be some epochs behind
         self._evaluations = {call: e for call, e in self._evaluations.items() if e.is_done}
         self._savings = {call: s for call, s in self._savings.items() if s.is_done}
