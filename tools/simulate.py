@@ -5,6 +5,7 @@
 
 import argparse
 import gc
+import logging
 import multiprocessing
 import os
 import sys
@@ -74,6 +75,8 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--count", type=int, default=1000, help="how many schedules (1000)")
     parser.add_argument("--seed", type=int, default=0, help="the first seed (0)")
     parser.add_argument("--rule", type=UpdateName, help=f"one update rule only: {', '.join(UpdateName)}")
+    saved = {"action": argparse.BooleanOptionalAction, "help": "only jobs that make checkpoints, or none of them"}
+    parser.add_argument("--saved", **saved)
     parser.add_argument("--processes", type=int, default=os.cpu_count(), help="how many at a time (one a core)")
     parser.add_argument("--trace", action="store_true", help="run the one seed and print all its messages")
     parser.add_argument("--broken", action="store_true", help="how soon each rule that is switched off is found")
@@ -81,31 +84,32 @@ def _parse() -> argparse.Namespace:
 
 
 def _runs(options: argparse.Namespace) -> Iterator[Run]:
-    work = ((seed, options.rule) for seed in range(options.seed, options.seed + options.count))
+    work = ((seed, options.rule, options.saved) for seed in range(options.seed, options.seed + options.count))
     with multiprocessing.Pool(options.processes, _prepare) as pool:
         yield from pool.imap_unordered(_run, work, CHUNK)
 
 
 def _prepare() -> None:
     """Of a process that runs schedules: it collects garbage when told to, between schedules."""
+    logging.disable()  # that storage is full is not said a thousand times
     huge_pages(False)
     gc.freeze()
     gc.disable()
 
 
-def _run(work: tuple[int, UpdateName | None]) -> Run:
-    seed, rule = work
+def _run(work: tuple[int, UpdateName | None, bool | None]) -> Run:
+    seed, rule, is_saved = work
     if seed % COLLECT_EVERY == 0:
         gc.collect()
-    world = World(Schedule.drawn(seed, rule)).run()
+    world = World(Schedule.drawn(seed, rule, is_saved=is_saved)).run()
     return Run(seed, str(world.faults[0]) if world.faults else None, world.events, world.clock.now_s)
 
 
 def _show(run: Run, options: argparse.Namespace) -> None:
     rule = f" --rule {options.rule}" if options.rule else ""
-    print(
-        f"BROKEN: {run.fault}\n  again: {sys.executable} tools/simulate.py --seed {run.seed}{rule} --trace", flush=True
-    )
+    saved = {None: "", True: " --saved", False: " --no-saved"}[options.saved]
+    again = f"{sys.executable} tools/simulate.py --seed {run.seed}{rule}{saved} --trace"
+    print(f"BROKEN: {run.fault}\n  again: {again}", flush=True)
 
 
 def _find_broken_rules(options: argparse.Namespace) -> int:
@@ -123,7 +127,7 @@ def _find_broken_rules(options: argparse.Namespace) -> int:
 
 
 def _trace(options: argparse.Namespace) -> int:
-    world = World(Schedule.drawn(options.seed, options.rule)).run()
+    world = World(Schedule.drawn(options.seed, options.rule, is_saved=options.saved)).run()
     print(world.report(lines=None))
     return 1 if world.faults else 0
 

@@ -6,6 +6,8 @@ pserver: pushes staged                  one for each handing-out of a task of th
 pserver: pushes of which parts are here the same; in `Async` one of each trainer process there was
 pserver: memory promised                what its staged pushes and parts may need
 pserver: tasks it counts the batches of the tasks of an epoch
+pserver: batches that wait for a cut    64
+pserver: pieces that wait for storage   1
 master: requests open, answers kept     one a member
 master: questions whether to go on      one a member
 master: attempts open                   one a member
@@ -13,6 +15,7 @@ master: attempts remembered             one for each handing-out of a task
 master: commits not acknowledged        two a pserver
 master: notes                           20
 master: evaluations and savings         the script's
+master: errands                         16
 trainer: requests open or answered      one a pserver (`Async` that pulls ahead: three), and one to the master
 anybody: messages waiting while frozen  1000 for each sender
 """
@@ -23,6 +26,7 @@ from typing import TYPE_CHECKING
 from evergrad.master.master import Master
 from evergrad.master.progress import MAX_NOTES
 from evergrad.messages import INIT_STEP
+from evergrad.pserver.batches import MOST_WAITING
 from evergrad.pserver.pserver import Pserver
 
 from .processes import MasterProcess, Process, PserverProcess, TrainerProcess
@@ -34,6 +38,9 @@ HIGH_WATER = 1000
 Queue = tuple[str, int, int]
 """Something that grows and shrinks, how long it is and may be."""
 
+MOST_ERRANDS = 6
+"""One of each kind is under way at most."""
+
 
 def queues(world: "World", process: Process) -> Iterator[Queue]:
     """All queues of a process."""
@@ -42,7 +49,9 @@ def queues(world: "World", process: Process) -> Iterator[Queue]:
         case PserverProcess():
             yield from of_pserver(world, process.pserver)
             yield from _promised(world, process.pserver)
+            yield "pieces that wait to be written", len(process.saver.line.waiting), 1
         case MasterProcess():
+            yield "errands", len(process.clerk.line.waiting), MOST_ERRANDS
             yield from _of_master(world, process.master)
         case TrainerProcess():
             at_most = (3 if world.plan.ahead else 1) * world.places + 1
@@ -51,7 +60,8 @@ def queues(world: "World", process: Process) -> Iterator[Queue]:
 
 def of_pserver(world: "World", pserver: Pserver) -> Iterator[Queue]:
     """The queues of a pserver that every message may change."""
-    step, handed_out = pserver._version, world.watch.handed_out[pserver._version]
+    step = pserver._version
+    handed_out = world.watch.handed_out[world.era, pserver.generation, step]
     if pserver._parked:
         waiting = {src for src, _ in pserver._parked}
         yield "pulls that wait", len(pserver._parked), len(waiting)
@@ -60,6 +70,7 @@ def of_pserver(world: "World", pserver: Pserver) -> Iterator[Queue]:
     is_stepped = world.plan.is_sync or step == INIT_STEP
     yield "pushes in parts", len(pserver._parts._open), handed_out if is_stepped else world.trainers_ever
     yield "tasks counted", len(pserver._batches.at.batches), world.plan.work
+    yield "batches that wait for a cut", len(pserver._batches._waiting), MOST_WAITING
 
 
 def _promised(world: "World", pserver: Pserver) -> Iterator[Queue]:

@@ -12,6 +12,7 @@ class Kind(StrEnum):
     TORN = "pservers differ in what they applied"
     EVALUATION = "an evaluation is not that of one version, added up in order"
     SAVED = "a saved model is not the one of that place in the script"
+    CHECKPOINT = "a checkpoint is not whole, or not of one moment"
     ENDLESS = "the job does not end"
     FAILED = "the job failed"
     CRASHED = "an exception ended a process"

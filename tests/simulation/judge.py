@@ -25,9 +25,13 @@ def judge(world: "World") -> None:
         world.fault(Kind.ENDLESS, f"master is_over={master.is_over}; waits for {status.waiting_for!r}")
     elif reason := _wrong_end(master):
         world.fault(Kind.FAILED, reason)
+    elif world.plan.checkpoints is not None and not world.watch.moments.stand_in():
+        return
     elif len(set(frozen_values(world))) > 1:
         world.fault(Kind.TORN, f"the initial values are those of several trainers: {frozen_values(world)}")
     else:
+        if world.plan.checkpoints is not None:
+            world.watch.moments.judge()
         expected = (judge_sync if world.plan.is_sync else judge_async).judge(world)
         if expected is not None:
             _judge_calls(world, *expected)

@@ -11,20 +11,28 @@ from typing import NamedTuple
 
 from evergrad.job.local import LocalModel
 from evergrad.master import pservers, training
+from evergrad.master import recovery as master_recovery
 from evergrad.master.calls import Evaluation
+from evergrad.master.checkpoints import Checkpoints
 from evergrad.master.dispatch import TaskPool
+from evergrad.master.generations import Found, Generations
 from evergrad.master.members import Members
 from evergrad.master.pace import Pace
 from evergrad.master.pservers import Pservers
+from evergrad.master.recording import Recording
+from evergrad.master.recovery import Recovery
 from evergrad.master.script import Script
 from evergrad.master.training import Training
 from evergrad.messages import UpdateName, UpdateSpec
+from evergrad.pserver.batches import Batches
 from evergrad.pserver.parts import Parts
+from evergrad.pserver.table import Table
 from evergrad.trainer.exchange import Exchange
 
 from . import broken
+from . import broken_recovery as recovery
 from .faults import Kind
-from .plan import Epoch, Leave, Plan, Raise
+from .plan import Epoch, Leave, Plan, Raise, SavePlan
 from .trouble import Trouble
 from .world import Roles, Schedule
 
@@ -39,6 +47,7 @@ class Mutation(NamedTuple):
         patches: attributes of classes or modules that are replaced.
         rule: the update rule under which this is looked for.
         plan, trouble: what is not left to the seeds, where it would take hundreds of them.
+        is_saved: whether the jobs make checkpoints, and lose pservers and masters.
     """
 
     breaks: str
@@ -48,12 +57,14 @@ class Mutation(NamedTuple):
     rule: UpdateName = UpdateName.SYNC
     plan: Plan | None = None
     trouble: Trouble | None = None
+    is_saved: bool = False
 
     def schedule(self, seed: int, is_drawn: bool = False) -> Schedule:
         """A schedule to look for it in; `is_drawn`: one of those of all others."""
         if is_drawn:
-            return Schedule.drawn(seed, self.plan.update.name if self.plan is not None else self.rule)
-        return Schedule.drawn(seed, self.rule, self.plan, trouble=self.trouble)
+            rule = self.plan.update.name if self.plan is not None else self.rule
+            return Schedule.drawn(seed, rule, is_saved=self.is_saved)
+        return Schedule.drawn(seed, self.rule, self.plan, trouble=self.trouble, is_saved=self.is_saved)
 
     @contextmanager
     def switched_off(self) -> Iterator[None]:
@@ -69,8 +80,11 @@ class Mutation(NamedTuple):
 
 
 SYNC, ASYNC = UpdateName.SYNC, UpdateName.ASYNC
+ANYTHING = {*Kind}
 STEPS = Plan(UpdateSpec(SYNC, 3))
 ROUNDS = Plan(UpdateSpec(UpdateName.LOCAL_SGD, 2, local_steps=3))
+SAVED_STEPS = replace(STEPS, checkpoints=SavePlan())
+SAVED_TASKS = Plan(UpdateSpec(ASYNC, 4), checkpoints=SavePlan(every_steps=1))
 ROUGH = Trouble(
     loss=0.1, duplicate=0.2, slow=0.15, lasts=True, mean_s={"crash": 4.0, "freeze trainer": 4.0, "join": 4.0}
 )
@@ -354,5 +368,115 @@ MUTATIONS = (
         "what a gone trainer did is forgotten",
         {Kind.UNBOUNDED},
         patches=((Script, "release", broken.keep_doing),),
+    ),
+    # cuts and checkpoints
+    Mutation(
+        "a manifest is put when all pieces are there",
+        {Kind.CHECKPOINT, Kind.CRASHED},
+        patches=((Checkpoints, "take_complete", recovery.take_when_marked),),
+        is_saved=True,
+    ),
+    Mutation(
+        "rows that change are copied aside for the cut",
+        {Kind.CHECKPOINT, Kind.CRASHED},
+        patches=((Table, "_keep", recovery.keep_nothing_aside),),
+        is_saved=True,
+    ),
+    Mutation(
+        "a cut is taken where the master says",
+        {Kind.CHECKPOINT},
+        Roles(pserver=recovery.CutsWhereItIs),
+        rule=ASYNC,
+        is_saved=True,
+    ),
+    # restoring
+    Mutation(
+        "a generation begins with its checkpoint",
+        {Kind.ENDLESS, Kind.UNEXPLAINED},
+        patches=((Generations, "begin", recovery.begin_empty),),
+        is_saved=True,
+    ),
+    Mutation(
+        "the state of optimizers is restored",
+        {Kind.BITS},
+        Roles(pserver=recovery.LoadsNoState),
+        is_saved=True,
+    ),
+    Mutation(
+        "the standing of tasks is restored",
+        {Kind.COUNT},
+        patches=((Batches, "restore", recovery.stand_at_the_beginning),),
+        plan=SAVED_TASKS,
+        trouble=Trouble(mean_s={"crash pserver": 4.0}),
+    ),
+    Mutation(
+        "scripts that are further than the job are started again",
+        {Kind.ENDLESS, Kind.UNEXPLAINED, Kind.COUNT, Kind.BITS},
+        patches=((master_recovery, "_reaches", lambda *_: True),),
+        plan=SAVED_STEPS,
+        trouble=Trouble(mean_s={"storage full": 1.0, "crash pserver": 4.0}),
+    ),
+    Mutation(
+        "an acknowledgement of an older generation does not count",
+        ANYTHING,
+        patches=((Recovery, "from_pserver", recovery.hear_any_generation),),
+        plan=SAVED_STEPS,
+        trouble=Trouble(loss=0.3, slow=0.5, lasts=True, mean_s={"crash pserver": 3.0}),
+    ),
+    Mutation(
+        "a request of an older generation is refused",
+        ANYTHING,
+        Roles(pserver=recovery.TakesGenerationsAsOne),
+        plan=SAVED_TASKS,
+        trouble=Trouble(slow=0.4, lasts=True, mean_s={"crash pserver": 3.0}),
+    ),
+    # the next master
+    Mutation(
+        "an older master is refused",
+        ANYTHING,
+        Roles(pserver=recovery.ObeysOlderMasters),
+        plan=SAVED_STEPS,
+        trouble=Trouble(slow=0.4, lasts=True, stab=0.05),
+    ),
+    Mutation(
+        "the record is written before what follows from it is said",
+        ANYTHING,
+        patches=tuple((Recording, name, recovery.is_written) for name in ("has", "has_awaited", "has_lost")),
+        plan=SAVED_STEPS,
+        trouble=Trouble(mean_s={"record away": 2.0, "crash master": 2.0, "crash pserver": 4.0}),
+    ),
+    Mutation(
+        "the next master takes the version of the pserver that is furthest",
+        ANYTHING,
+        patches=((Found, "version", property(recovery.lowest_version)),),
+        plan=SAVED_STEPS,
+        trouble=Trouble(slow=0.2, stab=0.05),
+    ),
+    Mutation(
+        "the next master finishes the last commit",
+        {Kind.ENDLESS, Kind.UNEXPLAINED, Kind.TORN, Kind.FAILED},
+        patches=((Generations, "go_on", recovery.go_on_without_the_last_commit),),
+        plan=SAVED_STEPS,
+        trouble=Trouble(slow=0.2, stab=0.05),
+    ),
+    Mutation(
+        "the next master tells again that an epoch is over",
+        {Kind.ENDLESS, Kind.UNEXPLAINED, Kind.EVALUATION, Kind.SAVED, Kind.COUNT},
+        patches=((Training, "restore", recovery.restore_as_told),),
+        plan=SAVED_TASKS,
+        trouble=Trouble(slow=0.2, stab=0.05),
+    ),
+    Mutation(
+        "the next master looks for what the one before had not found",
+        {Kind.ENDLESS},
+        patches=((Recovery, "_make_record", recovery.record_what_is_not_known),),
+        is_saved=True,
+    ),
+    Mutation(
+        "nothing is pruned before the record says what is kept",
+        {Kind.FAILED},
+        patches=((Recovery, "done", recovery.prune_at_once),),
+        plan=replace(STEPS, checkpoints=SavePlan(every_steps=1, keep=1)),
+        trouble=Trouble(mean_s={"record away": 2.0, "crash all": 3.0}),
     ),
 )

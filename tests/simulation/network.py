@@ -80,6 +80,8 @@ class Network:
         events: Counter[str],
     ) -> None:
         self.cuts: list[Cut] = []
+        self.era = 0
+        """What was sent in an older one does not arrive."""
         self.weather, self.events = weather, events
         self._clock, self._rng, self._deliver = clock, rng, deliver
         self._codec = Codec("simulation")
@@ -88,7 +90,7 @@ class Network:
         """Send a message, as the network of this run does; returns its frames."""
         frames = [bytes(frame) for frame in self._codec.encode(message)]
         random_, weather = self._rng.random, self.weather
-        copies = 1
+        era, copies = self.era, 1
         if random_() < weather.duplicate:
             self.events["doubled"] += 1
             copies = 2
@@ -100,7 +102,7 @@ class Network:
             if random_() < weather.slow:
                 self.events["slow"] += 1
                 delay_s += self._rng.expovariate(1 / MEAN_SLOW_S)
-            self._clock.at(delay_s, lambda: self._arrive(src, to, frames))
+            self._clock.at(delay_s, lambda: self._arrive(era, src, to, frames))
         return frames
 
     def are_linked(self, src: str, to: str) -> bool:
@@ -109,7 +111,9 @@ class Network:
             self.cuts = [cut for cut in self.cuts if cut.until_s > self._clock.now_s]
         return not any(cut.parts(src, to) for cut in self.cuts)
 
-    def _arrive(self, src: str, to: str, frames: list[bytes]) -> None:
+    def _arrive(self, era: int, src: str, to: str, frames: list[bytes]) -> None:
+        if era != self.era:
+            return
         if self.are_linked(src, to):
             self._deliver(src, to, lambda: self._codec.decode(frames))
         else:

@@ -12,6 +12,7 @@ import numpy as np
 from evergrad import init_rows
 from evergrad.kernels.hashing import slots_of
 from evergrad.messages import (
+    CheckpointSpec,
     DataSpec,
     Evict,
     GroupKind,
@@ -25,6 +26,9 @@ from evergrad.messages import (
 )
 from evergrad.optim import SGD, Adagrad, Adam, RuleSpec
 from evergrad.schedule import sync_steps
+from evergrad.trainer.trainer import NO_OFFER, Offer
+
+from .storage import URL
 
 SEED = 5
 LARGE_BYTES = 1 << 20
@@ -112,6 +116,37 @@ class Raise(NamedTuple):
 
 
 @dataclass(frozen=True)
+class SavePlan:
+    """A job's checkpoints.
+
+    Attributes:
+        every_steps, every_s: when they are made besides those that each job makes.
+        keep: how many stay.
+        is_asked: whether the script asks for one now and then.
+        is_rated: whether the script's metrics choose a best one.
+        is_scratch: they are made though nobody has asked for them; another job begins without them.
+    """
+
+    every_steps: int | None = None
+    every_s: float | None = None
+    keep: int = 2
+    is_asked: bool = False
+    is_rated: bool = False
+    is_scratch: bool = False
+
+    @staticmethod
+    def drawn(rng: random.Random) -> "SavePlan":
+        return SavePlan(
+            every_steps=rng.choice((None, 1, 2, 5)),
+            every_s=rng.choice((None, None, 1.0, 4.0)),
+            keep=rng.choice((1, 1, 2, 3)),
+            is_asked=rng.random() < 0.3,
+            is_rated=rng.random() < 0.3,
+            is_scratch=rng.random() < 0.2,
+        )
+
+
+@dataclass(frozen=True)
 class Epoch:
     """One epoch, and what the script does after its batches.
 
@@ -150,6 +185,7 @@ class Plan:
         poison: some batches have a gradient that one pserver refuses.
         differ_at_first: scripts begin with other dense values, of which those of one must be taken.
         raises: where the script raises; in no epoch that it leaves.
+        checkpoints: how they are made, if they are.
     """
 
     update: UpdateSpec
@@ -168,6 +204,20 @@ class Plan:
     poison: bool = False
     differ_at_first: bool = False
     raises: Raise | None = None
+    checkpoints: SavePlan | None = None
+
+    @property
+    def offer(self) -> Offer:
+        """What a trainer says of checkpoints."""
+        saves = self.checkpoints
+        if saves is None or saves.is_scratch:
+            return NO_OFFER
+        return Offer(checkpoints=CheckpointSpec(URL, saves.every_steps, saves.every_s, saves.keep))
+
+    @property
+    def scratch(self) -> str | None:
+        """Where checkpoints go if no trainer says so."""
+        return URL if self.checkpoints is not None and self.checkpoints.is_scratch else None
 
     @property
     def is_sync(self) -> bool:

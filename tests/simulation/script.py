@@ -114,7 +114,7 @@ class Script:
     def _run(self) -> Flow[None]:
         plan = self.plan
         yield from self.trainer.join()
-        yield from self.trainer.agree(plan.schema)
+        yield from self.trainer.agree(plan.schema, plan.offer)
         first = 0
         for count in plan.loops:
             yield from self._epochs(first, first + count)
@@ -142,8 +142,8 @@ class Script:
             epoch = self._place = answer.epoch
             yield from self._batches(epoch)
             if epoch == self.plan.leaves_epochs:
-                last = self._done.last if isinstance(self._done, BreakDone) else None
-                self._done = BreakDone(epoch, until, last)
+                left = self._done if isinstance(self._done, BreakDone) else BreakDone(epoch, until)
+                self._done = BreakDone(epoch, until, left.last, left.generation)
                 break
             for ordinal, (count, size) in enumerate(self.plan.epochs[epoch].evaluations):
                 yield from self._evaluate(epoch, ordinal, DataSpec(count, "valid", size))
@@ -157,6 +157,8 @@ class Script:
             task = yield from self._ask(WantBatch(epoch, self.plan.epochs[epoch].data))
             if isinstance(task, Over):
                 return
+            if self._saves_now(task):
+                yield from self.trainer.ask_checkpoint()
             try:
                 match task:
                     case SyncTask() if self.plan.is_local:
@@ -168,8 +170,12 @@ class Script:
             except Void:
                 continue
             except _Left:
-                self._done = BreakDone(epoch, 0, self._done)
+                self._done = BreakDone(epoch, 0, self._done, task.generation)
                 return
+
+    def _saves_now(self, task):
+        saves = self.plan.checkpoints
+        return saves is not None and saves.is_asked and task.start % 5 == 3
 
     def _sync_task(self, task: SyncTask):
         plan, leave = self.plan, self.plan.epochs[task.epoch].leave
@@ -334,7 +340,11 @@ class Script:
         try:
             return (yield from self.trainer.pull(task.generation, version, keys, [], False)).rows
         except Void as void:
-            return (yield from self.trainer.pull(void.generation, NEWEST, keys, [], False)).rows
+            generation = void.generation
+        try:
+            return (yield from self.trainer.pull(generation, NEWEST, keys, [], False)).rows
+        except Void:  # the pservers of this generation are gone, or not there yet
+            return [np.zeros((wanted.size, self.plan.kinds[table].spec.dim), np.float32) for table, wanted in keys]
 
     def _all_groups(self):
         return range(len(self.plan.schema.groups))
@@ -360,7 +370,9 @@ class Script:
         totals = answer.totals["sum"].values if answer.totals else np.zeros(0)
         self._notes.totals((epoch, ordinal), totals)
         if (yield from self.trainer.is_leader()):
-            yield from self.trainer.report(epoch, {"sum": float(totals.sum())})
+            saves, total = self.plan.checkpoints, float(totals.sum())
+            best = total if saves is not None and saves.is_rated else None
+            yield from self.trainer.report(epoch, {"sum": total}, best)
 
     def _saves(self, count):
         for ordinal in range(count):

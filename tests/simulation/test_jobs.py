@@ -10,11 +10,13 @@ import pytest
 
 from evergrad.messages import UpdateName, UpdateSpec, Wire
 
-from .plan import COUNTED, POLICIES, Epoch, Leave, Plan, Raise
-from .world import CALM, Schedule, World
+from .plan import COUNTED, POLICIES, Epoch, Leave, Plan, Raise, SavePlan
+from .world import CALM, Schedule, Trouble, World
 
 SCHEDULES = 100
-OF_EACH = 4
+SAVED_SCHEDULES = 60
+OF_EACH = 3
+OF_EACH_SAVED = 2
 PLANS = {
     "sync": Plan(UpdateSpec(UpdateName.SYNC, 3)),
     "async": Plan(UpdateSpec(UpdateName.ASYNC, 3)),
@@ -79,6 +81,23 @@ OF_ONE_RULE = {
 }
 
 
+SAVED = {
+    "every step is in a checkpoint, and one stays": SavePlan(every_steps=1, keep=1),
+    "checkpoints are made now and then": SavePlan(every_s=1.0),
+    "the script asks for checkpoints": SavePlan(is_asked=True),
+    "the best checkpoint stays": SavePlan(every_steps=2, is_rated=True),
+    "nobody asked for checkpoints": SavePlan(is_scratch=True),
+}
+LOST = {
+    "pservers and masters die": Trouble(mean_s={"crash pserver": 4.0, "crash master": 4.0}),
+    "whoever sends a message may die after it": Trouble(loss=0.05, slow=0.1, stab=0.03, lasts=True),
+    "all die, and the job is run again": Trouble(mean_s={"crash all": 6.0, "run again": 6.0}),
+    "storage fails again and again": Trouble(
+        mean_s={"storage full": 2.0, "storage away": 5.0, "record away": 5.0, "crash pserver": 5.0, "crash all": 9.0}
+    ),
+}
+
+
 def run(schedule):
     world = World(schedule).run()
     assert not world.faults, world.report()
@@ -95,20 +114,34 @@ def shaped(plan, changes):
 @pytest.mark.parametrize("rule", UpdateName)
 def test_jobs_of_any_shape_that_are_hurt_keep_what_is_promised(seed, rule):
     for one in range(seed, seed + SCHEDULES):
-        run(Schedule.drawn(one, rule))
+        run(Schedule.drawn(one, rule, is_saved=False))
+
+
+@pytest.mark.parametrize("rule", UpdateName)
+def test_so_do_jobs_of_any_shape_that_lose_pservers_and_masters(seed, rule):
+    for one in range(seed, seed + SAVED_SCHEDULES):
+        run(Schedule.drawn(one, rule, is_saved=True))
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+@pytest.mark.parametrize("saves", SAVED.values(), ids=SAVED)
+@pytest.mark.parametrize("trouble", LOST.values(), ids=LOST)
+def test_so_do_jobs_with_checkpoints_where(seed, plan, saves, trouble):
+    for one in range(seed, seed + OF_EACH_SAVED):
+        run(Schedule.drawn(one, plan=replace(plan, checkpoints=saves), trouble=trouble))
 
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
 @pytest.mark.parametrize("changes", SHAPES.values(), ids=SHAPES)
 def test_so_do_jobs_where(seed, plan, changes):
     for one in range(seed, seed + OF_EACH):
-        run(Schedule.drawn(one, plan=shaped(plan, changes)))
+        run(Schedule.drawn(one, plan=shaped(plan, changes), is_saved=False))
 
 
 @pytest.mark.parametrize(("name", "changes"), OF_ONE_RULE.values(), ids=OF_ONE_RULE)
 def test_so_do_jobs_under(seed, name, changes):
     for one in range(seed, seed + OF_EACH):
-        run(Schedule.drawn(one, plan=shaped(PLANS[name], changes)))
+        run(Schedule.drawn(one, plan=shaped(PLANS[name], changes), is_saved=False))
 
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
@@ -116,4 +149,13 @@ def test_a_job_that_nothing_happens_to_ends_as_promised(plan):
     for pservers, trainers in ((1, 1), (3, 4), (9, 2)):
         world = run(Schedule(1, plan, pservers, trainers, CALM))
         assert not world.events
+        assert world.clock.now_s < 60
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+def test_so_does_a_job_with_checkpoints(plan):
+    for pservers, trainers in ((1, 1), (3, 4), (9, 2)):
+        world = run(Schedule(1, replace(plan, checkpoints=SavePlan(every_steps=2)), pservers, trainers, CALM))
+        assert not world.events
+        assert len(world.watch.moments.whole) > 2
         assert world.clock.now_s < 60

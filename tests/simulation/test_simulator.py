@@ -13,7 +13,7 @@ from evergrad.messages import UpdateName
 from .mutations import MUTATIONS
 from .network import Clock, Cut
 from .plan import TABLES, Plan
-from .trouble import STRIKES
+from .trouble import CRASHES, STRIKES
 from .world import Schedule, World
 
 ROOT = Path(__file__).parents[2]
@@ -52,7 +52,7 @@ def test_a_failure_names_its_seed_and_the_command_that_shows_it_again():
 
 def test_the_troubles_of_many_seeds_are_of_every_kind():
     events = sum((World(Schedule.drawn(seed)).run().events for seed in SEEDS), Counter())
-    assert events.keys() == {*STRIKES, "stab", "lost", "doubled", "slow", "cut off"}
+    assert events.keys() == {*STRIKES, *CRASHES, "started again", "stab", "lost", "doubled", "slow", "cut off"}
 
 
 def test_the_plans_of_many_seeds_have_every_feature():

@@ -1,16 +1,17 @@
 """What goes wrong in a run: drawn from its seed, counted, and over at a time that is known.
 
-A new kind of trouble is a function in `STRIKES`.
+A new kind of trouble is a function in `STRIKES`; one that only a job with checkpoints survives, in `CRASHES`.
 """
 
 import random
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from evergrad.messages import Exited, Request
 
+from .launcher import Launcher
 from .network import Cut, Weather
 from .processes import LEASE_S, MASTER, MasterProcess, Process, PserverProcess, TrainerProcess
 
@@ -50,6 +51,11 @@ class Trouble:
             mean_s={kind: rng.choice((2.0, 5.0, 10.0)) for kind in kinds},
         )
 
+    def with_crashes(self, rng: random.Random) -> "Trouble":
+        """The same besides a random subset of what a job with checkpoints survives."""
+        kinds = [kind for kind in CRASHES if rng.random() < 0.35]
+        return replace(self, mean_s=self.mean_s | {kind: rng.choice((3.0, 7.0, 15.0)) for kind in kinds})
+
 
 CALM = Trouble()
 
@@ -77,8 +83,12 @@ class Troubles:
         if not self._trouble.stab or self.are_over or self._rng.random() >= self._trouble.stab:
             return
         self.events["stab"] += 1
+        if isinstance(process, Launcher):
+            return
         if isinstance(process, TrainerProcess) and self._rng.random() < 0.5:
             self.crash(process)
+        elif self._world.launcher is not None and self._rng.random() < 0.5:
+            self.kill(process)
         else:
             process.freeze(self.a_while_s())
 
@@ -93,13 +103,20 @@ class Troubles:
             self._world.carry("launcher", MASTER, Exited(Request(0), trainer.title, trainer.pid))
         self._restart(trainer)
 
+    def kill(self, process: Process) -> None:
+        """A process is killed; its launcher sees it and starts another. What is judged at the end is not lost."""
+        if isinstance(process, PserverProcess) and self._world.master_process.master.is_over:
+            return
+        process.stop()
+        self._world.ended(process)
+
     def leave(self, trainer: TrainerProcess) -> None:
         """A trainer is asked to leave."""
         trainer.leave()
         self._restart(trainer)
 
     def cut(self) -> None:
-        """Some members are cut off from the others."""
+        """Some members are cut off from the others, of which there are two at least."""
         names = sorted(self._world.processes)
         members = frozenset(self._rng.sample(names, self._rng.randint(1, len(names) - 1)))
         cut = Cut(members, self._world.clock.now_s + self.a_while_s(), self._rng.random() < 0.3)
@@ -115,7 +132,7 @@ class Troubles:
             self._world.clock.at(delay_s, lambda: self._strike(kind, mean_s))
 
     def _strike(self, kind: str, mean_s: float) -> None:
-        struck = STRIKES[kind](self, self._rng, self._world)
+        struck = (STRIKES | CRASHES)[kind](self, self._rng, self._world)
         if struck is not None:
             self.events[kind] += 1
             self._world.say(kind, struck)
@@ -154,7 +171,9 @@ def _freeze(kind: type[Process]) -> Strike:
     return strike
 
 
-def _cut(troubles: Troubles, rng: random.Random, world: "World") -> str:
+def _cut(troubles: Troubles, rng: random.Random, world: "World") -> str | None:
+    if len(world.processes) < 2:
+        return None
     troubles.cut()
     return ", ".join(sorted(world.network.cuts[-1].members))
 
@@ -171,4 +190,54 @@ STRIKES: dict[str, Strike] = {
     "freeze trainer": _freeze(TrainerProcess),
     "freeze pserver": _freeze(PserverProcess),
     "freeze master": _freeze(MasterProcess),
+}
+
+
+def _kill(kind: type[Process]) -> Strike:
+    def strike(troubles: Troubles, rng: random.Random, world: "World") -> str | None:
+        victims = [p for p in world.processes.values() if isinstance(p, kind)]
+        if not victims:
+            return None
+        victim = rng.choice(victims)
+        troubles.kill(victim)
+        return victim.name
+
+    return strike
+
+
+def _kill_all(kinds: tuple[type[Process], ...]) -> Strike:
+    def strike(troubles: Troubles, rng: random.Random, world: "World") -> str | None:
+        victims = [p for p in world.processes.values() if isinstance(p, kinds)]
+        for victim in victims:
+            troubles.kill(victim)
+        return ", ".join(victim.name for victim in victims) or None
+
+    return strike
+
+
+def _run_again(troubles: Troubles, rng: random.Random, world: "World") -> str | None:
+    if world.plan.scratch is not None or world.master_process.master.is_over:
+        return None
+    world.begin_again()
+    return "all"
+
+
+def _storage(what: str) -> Strike:
+    def strike(troubles: Troubles, rng: random.Random, world: "World") -> str:
+        setattr(world.store, what, world.clock.now_s + troubles.a_while_s())
+        return "storage"
+
+    return strike
+
+
+CRASHES: dict[str, Strike] = {
+    "crash pserver": _kill(PserverProcess),
+    "crash master": _kill(MasterProcess),
+    "crash pservers": _kill_all((PserverProcess,)),
+    "crash all": _kill_all((PserverProcess, MasterProcess, TrainerProcess)),
+    "run again": _run_again,
+    "storage away": _storage("away_until_s"),
+    "storage full": _storage("full_until_s"),
+    "storage slow": _storage("slow_until_s"),
+    "record away": _storage("record_away_until_s"),
 }

@@ -15,7 +15,7 @@ from evergrad.checkpoint.reader import dense, overlapping, pieces, rows
 from evergrad.checkpoint.storage import Storage
 from evergrad.checkpoint.verify import verify
 from evergrad.errors import CheckpointError
-from evergrad.messages import FileKind
+from evergrad.messages import FileKind, UpdateName, UpdateSpec
 from evergrad.placement import slots_owned, span_owned
 
 COUNTS = (1, 2, 3, 5)
@@ -234,3 +234,13 @@ def test_files_that_count_different_updates_of_one_parameter_are_refused(storage
     infos += write_piece(storage, 1, of, 0, first) + write_piece(storage, 1, of, 0, second._replace(updates=(8,)))
     with pytest.raises(CheckpointError, match="counts 8 updates of 'a', another file 7"):
         list(pieces(storage, manifest_of(of, infos), 0, 1))
+
+
+def test_in_async_where_one_pserver_may_have_refused_a_batch_the_most_updates_count(storage):
+    of = msgspec.structs.replace(schema([table()], groups=[group(a=(10,))]), update=UpdateSpec(UpdateName.ASYNC, 2))
+    model = whole(of)
+    first, second = (p for p in cut(of, model) if isinstance(p, DensePiece))
+    infos = [i for p in cut(of, model) if isinstance(p, RowsPiece) for i in write_piece(storage, 1, of, 0, p)]
+    infos += write_piece(storage, 1, of, 0, first._replace(updates=(8,))) + write_piece(storage, 1, of, 0, second)
+    (dense,) = (p for p in pieces(storage, manifest_of(of, infos), 0, 1) if isinstance(p, DensePiece))
+    assert dense.updates == (8,)

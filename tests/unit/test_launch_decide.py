@@ -19,10 +19,10 @@ def test_a_trainer_that_died_is_started_again(status: int) -> None:
     assert decide(end(Role.TRAINER, status)) == Restart(0.0, f"{how(status)}; it starts again now")
 
 
-def test_the_wait_before_a_restart_doubles_up_to_ten_seconds_while_no_run_lasts() -> None:
+def test_the_wait_before_a_restart_doubles_up_to_four_seconds_while_no_run_lasts() -> None:
     every_second = [tuple(float(age) for age in range(n, 0, -1)) for n in range(8)]
-    assert [backoff_s(restarts) for restarts in every_second] == [0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
-    assert backoff_s(tuple(0.001 * age for age in range(10_000, 0, -1))) == 10.0
+    assert [backoff_s(restarts) for restarts in every_second] == [0.0, 0.5, 1.0, 2.0, 4.0, 4.0, 4.0, 4.0]
+    assert backoff_s(tuple(0.001 * age for age in range(10_000, 0, -1))) == 4.0
 
 
 def test_a_run_of_ten_seconds_makes_up_for_all_restarts_before() -> None:

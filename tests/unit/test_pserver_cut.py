@@ -531,3 +531,16 @@ def test_in_any_course_of_events_batches_count_once_and_cuts_show_what_was_agree
             found = {max(p.updates) for p in pieces if isinstance(p, DensePiece) and p.group == 0}
             assert found <= {sum(batches for _, batches in told[of_serial])}
     assert applied > 0
+
+
+def test_a_mark_of_a_later_epoch_leaves_the_parts_of_a_step_alone():
+    pserver, whole = begun(steps=1), push(1)
+    parts = [
+        replace(whole, request=Request(1), groups=(), part=0, parts=2),
+        replace(whole, request=Request(2), tables=(), part=1, parts=2),
+    ]
+    assert ask(pserver, parts[0], A) == Pushed(Request(1))
+    tell(pserver, mark(1, version=1, epoch=1))
+    assert pserver.serial == 1
+    assert ask(pserver, parts[1], A) == Pushed(Request(2))
+    assert isinstance(ask(pserver, commit(1)), Committed)

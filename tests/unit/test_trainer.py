@@ -1,5 +1,6 @@
 """A trainer's flows, driven by hand: what they ask, and what they make of the answers."""
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -18,6 +19,7 @@ from evergrad.messages import (
     Begin,
     BreakDone,
     CountRows,
+    DataSpec,
     Ended,
     EpochIs,
     Export,
@@ -366,6 +368,33 @@ def test_what_is_asked_of_pservers_is_void_in_a_newer_generation_and_in_one_that
 def test_what_is_heard_late_or_again_voids_nothing(heard):
     peer, flow = asking_pservers()
     peer.trainer.hear(*heard)
+    assert next(flow) is None
+    flow.close()
+
+
+def test_what_an_older_master_has_handed_out_is_void_and_a_task_of_the_newer_is_not():
+    peer = ready()
+    peer.trainer._term = Term(1)
+    flow = peer.trainer.where(ASYNC_TASK)
+    next(flow)
+    peer.trainer.hear_term(Term(2))
+    with pytest.raises(Void):
+        next(flow)
+    with pytest.raises(Void):
+        peer.run(peer.trainer.where(ASYNC_TASK), answer_with(Here, 0))
+    task = SyncTask(Request(1), Term(2), Generation(0), Attempt(2, 1), 0, 6, 2, 0, 4)
+    peer.run(
+        peer.trainer.ask(WantBatch(0, DataSpec(1, "", 1)), None),
+        lambda m: msgspec.structs.replace(task, request=m.request),
+    )
+    assert peer.run(peer.trainer.where(ASYNC_TASK), answer_with(Here, 3)) == 3
+
+
+def test_the_first_master_heard_voids_nothing():
+    peer = ready()
+    flow = peer.trainer.where(ASYNC_TASK)
+    next(flow)
+    peer.trainer.hear_term(peer.trainer._term)
     assert next(flow) is None
     flow.close()
 

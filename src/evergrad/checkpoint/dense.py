@@ -31,10 +31,12 @@ class Span:
         number: the group's in the schema.
         spec: the group.
         span: which elements.
+        is_exact: whether all elements of a parameter were updated equally often; else the most counts, since in
+            `async` one pserver may have refused what others have applied.
     """
 
-    def __init__(self, number: int, spec: GroupSpec, span: range) -> None:
-        self._number, self._spec, self._span = number, spec, span
+    def __init__(self, number: int, spec: GroupSpec, span: range, *, is_exact: bool = True) -> None:
+        self._number, self._spec, self._span, self._is_exact = number, spec, span, is_exact
         self._dtype = np.int64 if spec.kind is GroupKind.LOWEST else np.float32
         self._values: AnyArray = np.zeros(len(span), self._dtype)
         self._state: Floats = np.zeros((len(_states(spec)), len(span)), np.float32)
@@ -71,8 +73,10 @@ class Span:
         for row, kind in zip(self._state, _states(self._spec), strict=True):
             row[target] = tensors[f"{name}.{kind}"][source]
         step = int(tensors[f"{name}.{STEP}"])
-        if self._updates.setdefault(number, step) != step:
-            raise CheckpointError(f"counts {step} updates of {name!r}, another file {self._updates[number]}")
+        known = self._updates.setdefault(number, step)
+        if self._is_exact and known != step:
+            raise CheckpointError(f"counts {step} updates of {name!r}, another file {known}")
+        self._updates[number] = max(known, step)
 
     def _shapes(self, held: range, is_state: bool) -> dict[str, tuple[type[np.generic], tuple[int, ...]]]:
         shapes: dict[str, tuple[type[np.generic], tuple[int, ...]]] = {}

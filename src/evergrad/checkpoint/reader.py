@@ -69,7 +69,7 @@ def dense(
         span: which elements.
         kinds: what to read; what is left out is zero.
     """
-    whole = Span(group, manifest.schema.groups[group], span)
+    whole = Span(group, manifest.schema.groups[group], span, is_exact=manifest.schema.update.is_sync)
     files = _of_span(manifest, group, span, kinds)
     for info, tensors in _read_ahead(storage, manifest.serial, files):
         try:

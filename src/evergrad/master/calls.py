@@ -71,10 +71,6 @@ class Evaluation:
         """A member holds nothing any more."""
         self._pool.release(member)
 
-    def release_all(self) -> None:
-        """Nobody holds anything any more."""
-        self._pool.release_all()
-
     def waits_for(self) -> dict[int, tuple[Member, float]]:
         """The tasks pending, with who holds them and since when."""
         return self._pool.pending()
@@ -117,10 +113,6 @@ class Saving:
     def release(self, member: Member) -> None:
         """A member holds nothing any more."""
         self._pool.release(member)
-
-    def release_all(self) -> None:
-        """Nobody holds anything any more."""
-        self._pool.release_all()
 
     def waits_for(self) -> dict[int, tuple[Member, float]]:
         """The tasks pending, with who holds them and since when."""

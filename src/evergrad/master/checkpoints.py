@@ -356,8 +356,12 @@ class Checkpoints:
 
     def waits_for(self, pservers: Sequence[PserverAt]) -> str:
         """What the cut under way waits for, or the next one; or nothing."""
+        if self._given_up is not None:
+            missing = [str(p.place) for p in pservers if p.place not in self._given_up[1]]
+            return f"pserver {', '.join(missing)} to give up checkpoint {self._given_up[0]}"
         if self._cut is None:
-            return f"a checkpoint, which has failed and is tried again: {self.failure}" if self._failed.times else ""
+            again = f"a checkpoint, which has failed and is tried again: {self.failure}"
+            return again if self._failed.times else "a checkpoint"
         heard = self._cut.standing if self._cut.is_frozen else self._cut.written
         missing = [str(p.place) for p in pservers if p.place not in heard]
         if missing:

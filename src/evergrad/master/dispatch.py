@@ -101,12 +101,6 @@ class TaskPool:
             if held and not task.open:
                 self._todo[index] = None
 
-    def release_all(self) -> None:
-        """Give up what all hold; no attempt so far counts any more."""
-        self._index_of = {}
-        self._todo |= dict.fromkeys(self._tasks)
-        self._tasks = {}
-
     def fail(self, attempt: Attempt) -> tuple[int, int] | None:
         """An attempt has failed and can no more be reported done; the task goes back to todo, as with `release`.
 

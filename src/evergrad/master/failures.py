@@ -40,6 +40,8 @@ class Failures:
         """The script has raised `error`; returns why the job has failed by that, None if it has not."""
         self._first = self._first or failed.where
         if self.is_last(failed):
+            # one that is tried again after a fall-back, or by another master, is one task still
+            self.set_aside = [task for task in self.set_aside if task.task != failed.where]
             self.set_aside.append(SetAside(failed.where, failed.samples, error))
             self._in_a_row += 1
         if not self._is_anything_done and failed.where != self._first:

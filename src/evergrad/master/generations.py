@@ -45,6 +45,10 @@ class Found:
         """The commit that made that version."""
         return next(reply.last_commit for reply in self._replies if reply.version == self.version)
 
+    def is_past(self, epoch: int) -> bool:
+        """Whether one of them has been told that this epoch is over, in `async`."""
+        return any(reply.epoch > epoch for reply in self._replies)
+
     def standing(self, epoch: int) -> Standing:
         """How many batches of each task all of them have applied."""
         of_all = [dict(reply.standing) if reply.epoch == epoch else {} for reply in self._replies]
@@ -103,9 +107,10 @@ class Generations:
         return [Send(p.address, Hello(self._term)) for p in self.at if p.place not in self._replies]
 
     def heard(self, reply: HelloReply) -> None:
-        """A pserver says where it stands."""
-        if self._replies is not None and any((p.place, p.member) == (reply.place, reply.member) for p in self.at):
-            self._replies[reply.place] = reply
+        """A pserver says where it stands; one that the generation's `Restore` has not reached knows no place yet."""
+        place = next((p.place for p in self.at if p.member == reply.member), None)
+        if self._replies is not None and place is not None:
+            self._replies[place] = reply
 
     def found(self) -> Found | None:
         """Where they stand, once all have said so."""

@@ -88,7 +88,7 @@ class Overview(NamedTuple):
             return f"pserver {greeted[0]} to say where it stands"
         if not self.members.trainers():
             return "a trainer to join"
-        if not recovery.is_recorded:
+        if not (recovery.is_recorded and recovery.is_loss_recorded):
             return "the record to be written"
         if recovery.script is not None and recovery.found is None:
             return "the checkpoints to be looked through"

@@ -1,4 +1,4 @@
-"""How far and how fast the job is: counts for the eyes of people, on which nothing depends."""
+"""How far and how fast the job is: counts for the eyes of people, on which no update depends."""
 
 from collections import deque
 from typing import NamedTuple

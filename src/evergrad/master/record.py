@@ -68,6 +68,7 @@ class Record(msgspec.Struct, frozen=True):
     evaluations: tuple[EvaluationDone, ...] = ()
     savings: tuple[SavingDone, ...] = ()
     set_aside: tuple[SetAside, ...] = ()
+    dropped: int = 0
     reported: dict[int, dict[str, float]] = {}
     ended: bool = False
     failure: str | None = None

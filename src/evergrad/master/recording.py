@@ -8,9 +8,10 @@ from evergrad.master.record import Record
 
 
 class Facts(NamedTuple):
-    """What the record says, in short: what answers to asks wait for, and the rest."""
+    """What the record says, in short: what answers to asks wait for, what commits wait for, and the rest."""
 
     awaited: Hashable
+    lost: Hashable
     others: Hashable
 
 
@@ -47,3 +48,7 @@ class Recording:
     def has_awaited(self, facts: Facts) -> bool:
         """Whether those were that answers to asks wait for."""
         return not self._is_kept or (self._written is not None and self._written.awaited == facts.awaited)
+
+    def has_lost(self, facts: Facts) -> bool:
+        """Whether those were that commits wait for."""
+        return not self._is_kept or (self._written is not None and self._written.lost == facts.lost)

@@ -108,6 +108,7 @@ class Recovery:
         self._errands: list[Errand] = []
         self._unrated: dict[int, None] = {}
         self._rating: int | None = None
+        self._must_prune = False
         self._phases = Phases()
         self._has_taken_over = False
         self._again_s: float | None = None
@@ -182,8 +183,10 @@ class Recovery:
             self._begin(present, now_s)
         elif (standings := generations.found()) is not None:
             if standings.is_whole(generations.number):
-                self.script.resume(standings.version, standings.standing(self.script.begun.epoch))
-                last = standings.last_commit if self.schema.update.is_sync else None
+                epoch, is_sync = self.script.begun.epoch, self.schema.update.is_sync
+                is_over = not is_sync and standings.is_past(epoch)
+                self.script.resume(standings.version, standings.standing(epoch), is_over)
+                last = standings.last_commit if is_sync else None
                 generations.go_on(self.schema, standings, last)
                 self._phases.ended("until all pservers had said where they stand", now_s)
                 self._shown.note_event(f"a new master goes on in term {self._term}, without falling back")
@@ -211,6 +214,8 @@ class Recovery:
             self._shown.note_event("the job falls back behind where scripts are: they are started again", True)
         self.checkpoints.fall_back()
         self.script.restore(progress)
+        lost = progress or Progress()
+        self._failures.set_aside, self._shown.dropped = list(lost.set_aside), lost.dropped
 
     def lost(self, name: str, reason: str, now_s: float) -> None:
         """A pserver is gone."""
@@ -301,10 +306,18 @@ class Recovery:
         pservers, script = self.generations.pservers, self.script
         assert pservers is not None
         assert script is not None
-        serial, progress = None, script.progress()
+        serial, progress = None, self._progress()
         if progress is not None and self.checkpoints.wants(progress, script.steps, script.is_idle, False, now_s):
             serial = self.checkpoints.begin(progress, script.calls_done(), script.steps, script.is_idle, now_s)
         pservers.tell(Commit(self._term, self.generations.number, step, chosen, serial))  # type: ignore[arg-type]
+
+    def _progress(self) -> Progress | None:
+        """How far training is, and what the model lacks by now."""
+        progress = self.script.progress() if self.script is not None else None
+        if progress is None:
+            return None
+        lost = tuple(self._failures.set_aside)
+        return msgspec.structs.replace(progress, set_aside=lost, dropped=self._shown.dropped)
 
     def close_epoch(self, epoch: int) -> None:
         """Tell the pservers that an asynchronous epoch is over."""
@@ -315,7 +328,7 @@ class Recovery:
         """What the pservers are told now, again and again until they acknowledge it."""
         generations = self.generations
         sends = generations.greet(now_s)
-        if generations.pservers is not None:
+        if generations.pservers is not None and self.is_loss_recorded:  # or the next master would not tell of it
             sends += generations.pservers.due(now_s)
             if generations.are_restored:
                 sends += self.checkpoints.due(self._term, generations.number, generations.at, now_s)
@@ -342,7 +355,7 @@ class Recovery:
             self._shown.log_event(*event)
         if script is None or generations.pservers is None or not generations.are_restored:
             return
-        progress = script.progress()
+        progress = self._progress()
         is_still = script.is_idle or is_stopping
         is_moment = is_still or not checkpoints.is_sync
         may_mark = is_moment and not script.is_settling and generations.pservers.have_acknowledged
@@ -410,8 +423,7 @@ class Recovery:
             case Found() if self.found is None:
                 self._take(result)
             case ManifestPut():
-                if self.checkpoints.put(result.serial, result.failure, now_s):
-                    self._prune()
+                self._must_prune |= self.checkpoints.put(result.serial, result.failure, now_s)
             case RecordPut():
                 self._recording.put(result.number)
             case MetricsPut():
@@ -419,7 +431,7 @@ class Recovery:
                 if result.failure is not None:
                     what = f"the metrics of checkpoint {result.serial} could not be written: {result.failure}"
                     self._shown.note_event(what, is_trouble=True)
-                self._prune()
+                self._must_prune = True
             case Pruned(failure=str(failure)):
                 self._shown.note_event(f"old checkpoints could not be removed: {failure}", is_trouble=True)
 
@@ -440,6 +452,11 @@ class Recovery:
         return self._recording.has_awaited(self._facts())
 
     @property
+    def is_loss_recorded(self) -> bool:
+        """Whether what the model lacks is written."""
+        return self._recording.has_lost(self._facts())
+
+    @property
     def is_all_recorded(self) -> bool:
         """Whether the rest is written too."""
         return self._recording.has(self._facts())
@@ -458,6 +475,9 @@ class Recovery:
             self._errands.append(errand)
         if self._reserving is not None and self.is_all_recorded:
             self.checkpoints.serials, self._reserving = self._reserving, None
+        if self._must_prune and self.is_all_recorded:  # the next master would look for what is gone
+            self._must_prune = False
+            self._prune()
 
     def _facts(self) -> Facts:
         """What the record says, in short."""
@@ -466,13 +486,8 @@ class Recovery:
         durable = tuple((d.serial, d.best) for d in checkpoints.durable)
         return Facts(
             awaited=(self._term, generations.number, generations.at, of_script, self._ended),
-            others=(
-                self._next_serial,
-                durable,
-                checkpoints.putting,
-                len(self._failures.set_aside),
-                self._shown.reports,
-            ),
+            lost=(tuple(self._failures.set_aside), self._shown.dropped),
+            others=(self._next_serial, durable, checkpoints.putting, self._shown.reports),
         )
 
     def _make_record(self) -> Record:
@@ -483,7 +498,7 @@ class Recovery:
             job=self._settings.job,
             term=self._term,
             generation=generations.number,
-            schema=self.schema,
+            schema=self.schema if self.found is not None else None,  # else the next master is told again, and looks
             spec=self.checkpoints.spec,
             found=self.found,
             source=generations.source,
@@ -500,6 +515,7 @@ class Recovery:
             evaluations=evaluations,
             savings=savings,
             set_aside=tuple(self._failures.set_aside),
+            dropped=self._shown.dropped,
             reported=self._shown.reported_so_far(),
             ended=is_over,
             failure=failure,
@@ -509,7 +525,8 @@ class Recovery:
         """Take over from the master before."""
         self._has_taken_over = True
         self.schema, self.found, self._next_serial = record.schema, record.found, record.next_serial
-        self._shown.reported, self._failures.set_aside = dict(record.reported), list(record.set_aside)
+        self._shown.reported, self._shown.dropped = dict(record.reported), record.dropped
+        self._failures.set_aside = list(record.set_aside)
         if record.schema is None:
             return
         self.checkpoints = Checkpoints(record.spec, record.schema.update.is_sync, record.durable)

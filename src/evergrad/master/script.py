@@ -120,8 +120,10 @@ class Script:
         self.training.restore(progress or Progress(), are_told)
         if progress is not None:
             self._left_until = max(self._left_until, progress.left_until)
-        for call in self._open_calls():
-            call.release_all()
+        # those that are not done begin anew when scripts are there again, which may be some epochs behind
+        self._evaluations = {call: e for call, e in self._evaluations.items() if e.is_done}
+        self._savings = {call: s for call, s in self._savings.items() if s.is_done}
+        self._to_look_at = []
 
     def go_back(self, progress: Progress | None) -> None:
         """Scripts start again, to go on there: nothing beyond was done."""
@@ -132,7 +134,6 @@ class Script:
         stays |= {at.epoch} & self._outside  # such a call may have come before the epoch
         self._evaluations = {call: e for call, e in self._evaluations.items() if call[0] in stays}
         self._savings = {call: s for call, s in self._savings.items() if call[0] in stays}
-        self._to_look_at = [*self._evaluations.values(), *self._savings.values()]
 
     def is_past(self, epoch: int) -> bool:
         """Whether training is past this epoch."""
@@ -179,9 +180,12 @@ class Script:
         """The places before, between and after the loops over epochs."""
         return tuple(sorted(self._outside))
 
-    def resume(self, version: int, standing: Standing) -> None:
-        """Another master's epoch is where the pservers say."""
-        self.restore(msgspec.structs.replace(self.begun, version=version, standing=standing), are_told=False)
+    def resume(self, version: int, standing: Standing, is_over: bool) -> None:
+        """Another master's epoch is where the pservers say, of whom some may not know yet that it is over."""
+        begun = self.begun
+        is_closed = begun.is_closed or is_over
+        at = msgspec.structs.replace(begun, version=version, standing=standing, is_closed=is_closed)
+        self.restore(at, are_told=False)
 
     @property
     def steps(self) -> int:

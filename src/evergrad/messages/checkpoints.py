@@ -6,6 +6,7 @@ import msgspec
 
 from evergrad.messages.model import Count, DataSpec
 from evergrad.messages.parameters import Commit
+from evergrad.messages.status import SetAside
 from evergrad.messages.types import Generation, Member, Message, Place, Term
 
 Standing = tuple[tuple[int, int], ...]
@@ -31,6 +32,10 @@ class Progress(msgspec.Struct, frozen=True):
     """Whether it is over."""
     left_until: int = 0
     """Scripts have left their loops over epochs up to this one."""
+    set_aside: tuple[SetAside, ...] = ()
+    """The tasks set aside up to there: what the model lacks by exceptions ..."""
+    dropped: int = 0
+    """... and how many samples it lacks that came too late."""
 
 
 class FileKind(StrEnum):

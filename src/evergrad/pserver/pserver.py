@@ -505,7 +505,7 @@ class Pserver:
 
     def _begin_epoch(self, epoch: int) -> None:
         if self._batches.begin(epoch):
-            self._parts.forget(lambda key: key[1] < epoch)
+            self._parts.forget(lambda key: len(key) == 4 and key[1] < epoch)  # of batches; those of steps stay
 
     def _full(self, push: Push | PushBatch, model: Model) -> Full | None:
         needed, room = model.bytes_needed(self._promised + _keys_of(push)), self._room()

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from typing import Generic, Protocol, TypeVar
 
 from evergrad.errors import Unavailable
-from evergrad.messages import AnyMessage, Generation, Send
+from evergrad.messages import AnyMessage, Generation, Send, Term
 from evergrad.trainer.exchange import Exchange, Flow
 from evergrad.trainer.trainer import JobOver
 from evergrad.wire.process import Heartbeats, is_orphan
@@ -66,8 +66,9 @@ class Driver:
         self.heartbeats: Heartbeats | None = None
         self.is_leaving = False
         self.hear: Callable[[Generation, bool], None] = lambda *_: None
-        """Is told the present generation, and whether it is whole."""
-        self._term = 0
+        """Is told the present generation, and whether it is whole ..."""
+        self.hear_term: Callable[[Term], None] = lambda _: None
+        """... and the term of the master."""
         self._exchange = exchange
         self._carrier = carrier
 
@@ -125,8 +126,6 @@ class Driver:
             raise JobOver(newest.failure)
         if newest is not None:
             self.hear(newest.generation, newest.is_whole)
-            if newest.term > self._term:
-                self._term = newest.term
-                self._exchange.hurry()  # what the master before was asked is lost
+            self.hear_term(newest.term)
         if self.heartbeats.silence_s() > SILENCE_S:
             raise Unavailable(f"the master has not answered for {SILENCE_S:.0f} s; look at its log, then run again")

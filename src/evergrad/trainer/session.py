@@ -87,7 +87,7 @@ def connect(environment: Mapping[str, str], numerics: str) -> Session:
         return member
 
     trainer = Trainer(exchange, master, Identity(name, os.getpid(), numerics), incarnation)
-    driver.hear = trainer.hear
+    driver.hear, driver.hear_term = trainer.hear, trainer.hear_term
     current = Session(trainer, driver, counters=network.counters)
     driver.run(trainer.join())
     return current

@@ -64,6 +64,7 @@ from evergrad.messages import (
     SyncTask,
     TableGrads,
     TableKeys,
+    Term,
     TotalsAre,
     Unknown,
     Want,
@@ -200,6 +201,9 @@ class Trainer:
         self._generation = Generation(0)
         self._began: Generation | None = None
         self._newest = Generation(0)
+        self._term = Term(0)
+        self._is_void = False
+        """Whether what is being done was handed out by an older master than the present one."""
         self._message_bytes = message_bytes
         self._schema: Schema | None = None
         self._pservers: tuple[PserverAt, ...] = ()
@@ -217,6 +221,7 @@ class Trainer:
             join = Join(request, Role.TRAINER, self.member, name, pid, numerics, began=self._began)
             answer = yield from self._ask_master(request, join, Joined, Unknown)
         self._began = answer.generation if self._began is None else min(self._began, answer.generation)
+        self._lead(answer.term)
 
     def agree(self, schema: Schema, offer: Offer = NO_OFFER) -> Flow[None]:
         """Name the model; returns when the pservers hold it.
@@ -247,6 +252,22 @@ class Trainer:
             self._newest = generation
             self._exchange.void({p.address for p in self._pservers}, generation)
 
+    def hear_term(self, term: Term) -> None:
+        """The master has told its term: what the one before was asked is lost, and asked again now."""
+        if term > self._term:
+            self._lead(term)
+            self._exchange.hurry()
+
+    def _lead(self, term: Term) -> None:
+        """A master leads, to whom no attempt of an older one counts, and what was asked of pservers for it is void.
+
+        It may be of a step that will never come: its commit may have died with the master.
+        """
+        if term > self._term > 0:
+            self._is_void = True
+            self._exchange.void({p.address for p in self._pservers}, self._newest)
+        self._term = max(self._term, term)
+
     def connect(self, schema: Schema, pservers: tuple[PserverAt, ...]) -> None:
         """Talk to these pservers about this model from now on."""
         self._schema, self._pservers = schema, pservers
@@ -264,6 +285,7 @@ class Trainer:
         answers = (EpochIs, InitTask, SyncTask, AsyncTask, EvalTask, SaveTask, Over, TotalsAre)
         answer = yield from self._ask_as_member(lambda request: Ask(request, self.member, want, done), *answers)
         if isinstance(answer, InitTask | SyncTask | AsyncTask | EvalTask | SaveTask):
+            self._is_void = answer.term < self._term
             self.hear(answer.generation)
             if self._generation < answer.generation and self._schema is not None:
                 yield from self.agree(self._schema, self._offer)
@@ -476,8 +498,8 @@ class Trainer:
         return (yield from self._ask_pservers(sends))
 
     def _ask_pservers(self, requests: Sequence[tuple[Request, Send]]) -> Flow[list[Message]]:
-        """Ask the pservers of the generation agreed on; raises `Void` if there is a newer one."""
-        if self._newest > self._generation:
+        """Ask the pservers of the generation agreed on; raises `Void` if there is a newer one, or a newer master."""
+        if self._newest > self._generation or self._is_void:
             raise Void(self._newest)
         return (yield from self._call(requests))
 
