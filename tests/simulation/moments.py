@@ -98,7 +98,7 @@ class Moments:
         if all(holds(process, master._recovery.generations.number) for process in world.pservers):
             return True
         checkpoints = master._recovery.checkpoints
-        if checkpoints._failures >= GATE_TRIES:
+        if checkpoints._failed.times >= GATE_TRIES:
             return False
         with Storage(URL) as storage:
             manifest = read_manifest(storage, checkpoints.durable[-1].serial)
@@ -123,7 +123,7 @@ class Moments:
             self._fault(f"{sorted(there - self.whole)} are offered and were never made")
         if not known <= there:
             self._fault(f"{sorted(known - there)} are known to the master and not there")
-        if checkpoints._failures < GATE_TRIES:
+        if checkpoints._failed.times < GATE_TRIES:
             self._judge_newest(max(known))
 
     def _judge_newest(self, serial: int) -> None:
