@@ -31,7 +31,7 @@ class Launcher(Process):
         match process:
             case MasterProcess():
                 self.later(self._rng.choice(WAITS_S), self.world.begin_master)
-            case PserverProcess(place=place, pserver=pserver):
+            case PserverProcess(place=place):
                 self._has_ended(f"pserver-{place}", process.pid)
                 self.later(self._rng.choice(WAITS_S), lambda: self._begin_pserver(place))
             case TrainerProcess(title=title):

@@ -266,7 +266,8 @@ class Watch:
 
     def _check_silent(self, waiting_for: str, now_s: float) -> None:
         """A pserver that is not heard holds up all there is, and is named before what waits for it."""
-        for process in self._world.pservers:
+        members = self._world.master_process.master.members
+        for process in [p for p in self._world.pservers if p.pserver.member in members]:
             if now_s - self._heard_s[process.name] >= STALL_S and not waiting_for.startswith(NAMED):
                 self._world.fault(Kind.UNEXPLAINED, f"{process.name} is silent, and {waiting_for!r} is waited for")
 
