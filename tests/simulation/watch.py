@@ -152,13 +152,11 @@ class Watch:
         if generation == self._noted_in:
             return
         self._noted_in = generation
-        script = self._world.master_process.master._script
-        undone = {call for call, e in script._evaluations.items() if not e.is_done}
-        for call in undone & self.expected_totals.keys():
-            del self.expected_totals[call]
-        for call in {call for call, s in script._savings.items() if not s.is_done} & self.expected_models.keys():
-            del self.expected_models[call]
-            self.saved.pop(call, None)
+        evaluations, savings = self._world.master_process.master._script.calls_done()
+        _keep(self.expected_totals, {(e.epoch, e.ordinal) for e in evaluations})
+        done = {(s.epoch, s.ordinal) for s in savings}
+        _keep(self.expected_models, done)
+        _keep(self.saved, done)
 
     def heard(self, src: str) -> None:
         """The master deals with a message."""
