@@ -174,13 +174,13 @@ MUTATIONS = (
     ),
     Mutation(
         "of a push of several batches all are counted",
-        {Kind.ENDLESS, Kind.COUNT, Kind.FAILED},
+        {Kind.CRASHED, Kind.ENDLESS, Kind.COUNT, Kind.FAILED},
         Roles(pserver=broken.CountsOneBatchAPush),
         plan=Plan(UpdateSpec(ASYNC, 4, push_every=2)),
     ),
     Mutation(
         "no batch of an epoch that is over is applied",
-        {Kind.EVALUATION, Kind.SAVED},
+        {Kind.FAILED, Kind.EVALUATION, Kind.SAVED},
         Roles(pserver=broken.AppliesBatchesOfEpochsThatAreOver),
         plan=replace(
             Plan(UpdateSpec(ASYNC, 4)), epochs=(Epoch(leave=Leave(1, True), saves=2),), loops=(1,), message_bytes=150
@@ -303,7 +303,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a step is complete when all its tasks are done",
-        {Kind.COUNT},
+        {Kind.COUNT, Kind.UNBOUNDED},
         patches=((TaskPool, "all_done", broken.none_todo),),
     ),
     Mutation(

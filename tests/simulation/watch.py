@@ -71,6 +71,7 @@ class Watch:
         attempts: how many attempts there were at all.
         saved, results: models saved and totals found, by call.
         expected_models, expected_totals: what they should have been in `Async`.
+        unsure: calls whose model was in no checkpoint, since storage has failed again and again.
     """
 
     def __init__(self, world: "World") -> None:
@@ -81,6 +82,7 @@ class Watch:
         self.moments = Moments(world)
         self._histories: dict[int, History] = {}
         self._noted_in = Generation(0)
+        self.unsure: set[Call] = set()
         self.attempts = 0
         self.saved: dict[Call, list[dict]] = defaultdict(list)
         self.results: dict[Call, np.ndarray] = {}
@@ -122,7 +124,16 @@ class Watch:
             case AsyncTask():
                 self.tasks[era, message.attempt] = message
         self.attempts += isinstance(message, TASKS)
-        if isinstance(message, EvalTask | SaveTask) and not self._world.plan.is_sync:
+        if isinstance(message, EvalTask | SaveTask):
+            self._note_call()
+
+    def _note_call(self) -> None:
+        """An evaluation or a saving is under way."""
+        script, checkpoints = (recovery := self._world.master_process.master._recovery).script, recovery.checkpoints
+        if script is not None and checkpoints.spec is not None and not checkpoints._has(script.progress()):
+            open_calls = [*script._evaluations.items(), *script._savings.items()]
+            self.unsure |= {call for call, of in open_calls if not of.is_done}
+        if not self._world.plan.is_sync:
             self._note_model()
 
     def _check_lead(self, ask: MayBegin) -> None:
