@@ -7,29 +7,15 @@ from evergrad.checkpoint.pieces import DensePiece
 from evergrad.master.checkpoints import Checkpoints
 from evergrad.master.generations import Generations
 from evergrad.master.recovery import Recovery
-from evergrad.master.training import Training
 from evergrad.pserver.batches import Batches, Standpoint
-from evergrad.pserver.cutting import Cutting
 from evergrad.pserver.pserver import Pserver
 
 # -- pservers ----------------------------------------------------------------------------------------------------------
 
 
-class ObeysOlderMasters(Pserver):
-    def _from_master(self, src, message):
-        return super()._from_master(src, msgspec.structs.replace(message, term=max(message.term, self.term)))
-
-
 class LoadsNoState(Pserver):
     def load(self, piece):
         super().load(piece._replace(state=np.zeros_like(piece.state)) if isinstance(piece, DensePiece) else piece)
-
-
-class FreezesNothing(Pserver):
-    def _freeze(self, src, part):
-        sends = super()._freeze(src, part)
-        part.is_frozen = False
-        return sends
 
 
 class CutsWhereItIs(Pserver):
@@ -53,28 +39,11 @@ def keep_nothing_aside(self, keys, rows):
     pass
 
 
-def take_part_again(self, serial, turn_to=Cutting.turn_to):
-    self._given_up = -1
-    return turn_to(self, serial)
-
-
 # -- the master --------------------------------------------------------------------------------------------------------
 
 
 def begin_empty(self, at, source, begin=Generations.begin):
     begin(self, at, None)
-
-
-def hear_any_generation(self, message, now_s, heard=Recovery.from_pserver):
-    heard(self, msgspec.structs.replace(message, generation=self.generations.number), now_s)
-
-
-def go_on_without_the_last_commit(self, schema, found, last, go_on=Generations.go_on):
-    go_on(self, schema, found, None)
-
-
-def lowest_version(self):
-    return min(reply.version for reply in self._replies)
 
 
 def take_when_marked(self, places, take=Checkpoints.take_complete):
@@ -96,7 +65,3 @@ def record_what_is_not_known(self, make=Recovery._make_record):
 
 def is_written(self, facts):
     return True
-
-
-def restore_as_told(self, progress, are_told, restore=Training.restore):
-    restore(self, progress, are_told=True)

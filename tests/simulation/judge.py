@@ -48,13 +48,16 @@ def _wrong_end(master: Master) -> str | None:
 def _judge_calls(world: "World", model_at: Callable[[Call], dict], totals: dict[Call, np.ndarray]) -> None:
     """Evaluations and savings saw the model of their place in the script, and every saving was done."""
     watch, plan = world.watch, world.plan
+    # a step that scripts leave an epoch in, or that does without late tasks, may be another when it is computed again
+    may_differ = plan.update.drop_after_s is not None or any(epoch.leave for epoch in plan.epochs)
+    unsure = watch.unsure if may_differ else set()
     for call, results in watch.results.items():
-        if results.tobytes() != totals[call].tobytes():
+        if call not in unsure and results.tobytes() != totals[call].tobytes():
             world.fault(Kind.EVALUATION, f"evaluation {call} found {results}, not {totals[call]}")
     calls = {(e, n) for e in plan.visited() if e != plan.leaves_epochs for n in range(plan.epochs[e].saves)}
     calls |= {(len(plan.epochs), n) for n in range(plan.last_saves)}
     if calls != watch.saved.keys():
         world.fault(Kind.SAVED, f"models were saved at {sorted(watch.saved)}, not at {sorted(calls)}")
     for call, saved in watch.saved.items():
-        if any(model != model_at(call) for model in saved):
+        if call not in unsure and any(model != model_at(call) for model in saved):
             world.fault(Kind.SAVED, f"one of the {len(saved)} models written at {call}")

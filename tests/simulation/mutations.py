@@ -15,7 +15,7 @@ from evergrad.master import recovery as master_recovery
 from evergrad.master.calls import Evaluation
 from evergrad.master.checkpoints import Checkpoints
 from evergrad.master.dispatch import TaskPool
-from evergrad.master.generations import Found, Generations
+from evergrad.master.generations import Generations
 from evergrad.master.members import Members
 from evergrad.master.pace import Pace
 from evergrad.master.pservers import Pservers
@@ -417,13 +417,6 @@ MUTATIONS = (
         trouble=Trouble(mean_s={"storage full": 1.0, "crash pserver": 4.0}),
     ),
     Mutation(
-        "an acknowledgement of an older generation does not count",
-        ANYTHING,
-        patches=((Recovery, "from_pserver", recovery.hear_any_generation),),
-        plan=SAVED_STEPS,
-        trouble=Trouble(loss=0.3, slow=0.5, lasts=True, mean_s={"crash pserver": 3.0}),
-    ),
-    Mutation(
         "a request of an older generation is refused",
         ANYTHING,
         Roles(pserver=recovery.TakesGenerationsAsOne),
@@ -432,39 +425,11 @@ MUTATIONS = (
     ),
     # the next master
     Mutation(
-        "an older master is refused",
-        ANYTHING,
-        Roles(pserver=recovery.ObeysOlderMasters),
-        plan=SAVED_STEPS,
-        trouble=Trouble(slow=0.4, lasts=True, stab=0.05),
-    ),
-    Mutation(
         "the record is written before what follows from it is said",
         ANYTHING,
         patches=tuple((Recording, name, recovery.is_written) for name in ("has", "has_awaited", "has_lost")),
         plan=SAVED_STEPS,
         trouble=Trouble(mean_s={"record away": 2.0, "crash master": 2.0, "crash pserver": 4.0}),
-    ),
-    Mutation(
-        "the next master takes the version of the pserver that is furthest",
-        ANYTHING,
-        patches=((Found, "version", property(recovery.lowest_version)),),
-        plan=SAVED_STEPS,
-        trouble=Trouble(slow=0.2, stab=0.05),
-    ),
-    Mutation(
-        "the next master finishes the last commit",
-        {Kind.ENDLESS, Kind.UNEXPLAINED, Kind.TORN, Kind.FAILED},
-        patches=((Generations, "go_on", recovery.go_on_without_the_last_commit),),
-        plan=SAVED_STEPS,
-        trouble=Trouble(slow=0.2, stab=0.05),
-    ),
-    Mutation(
-        "the next master tells again that an epoch is over",
-        {Kind.ENDLESS, Kind.UNEXPLAINED, Kind.EVALUATION, Kind.SAVED, Kind.COUNT},
-        patches=((Training, "restore", recovery.restore_as_told),),
-        plan=SAVED_TASKS,
-        trouble=Trouble(slow=0.2, stab=0.05),
     ),
     Mutation(
         "the next master looks for what the one before had not found",

@@ -349,8 +349,8 @@ class TrainerProcess(Process):
             if message.over:
                 self._end(message.failure)
             if message.term >= self._term:
-                self.trainer.hear(message.generation, message.is_whole)
                 self.trainer.hear_term(message.term)
+                self.trainer.hear(message.generation, message.is_whole)
                 self._term = message.term
         else:
             self.exchange.receive(message)

@@ -71,6 +71,7 @@ class Watch:
         attempts: how many attempts there were at all.
         saved, results: models saved and totals found, by call.
         expected_models, expected_totals: what they should have been in `Async`.
+        unsure: calls whose model was in no checkpoint, since storage has failed again and again.
     """
 
     def __init__(self, world: "World") -> None:
@@ -81,6 +82,7 @@ class Watch:
         self.moments = Moments(world)
         self._histories: dict[int, History] = {}
         self._noted_in = Generation(0)
+        self.unsure: set[Call] = set()
         self.attempts = 0
         self.saved: dict[Call, list[dict]] = defaultdict(list)
         self.results: dict[Call, np.ndarray] = {}
@@ -122,7 +124,16 @@ class Watch:
             case AsyncTask():
                 self.tasks[era, message.attempt] = message
         self.attempts += isinstance(message, TASKS)
-        if isinstance(message, EvalTask | SaveTask) and not self._world.plan.is_sync:
+        if isinstance(message, EvalTask | SaveTask):
+            self._note_call()
+
+    def _note_call(self) -> None:
+        """An evaluation or a saving is under way."""
+        script, checkpoints = (recovery := self._world.master_process.master._recovery).script, recovery.checkpoints
+        if script is not None and checkpoints.spec is not None and not checkpoints.is_saved(script.progress()):
+            open_calls = [*script._evaluations.items(), *script._savings.items()]
+            self.unsure |= {call for call, of in open_calls if not of.is_done}
+        if not self._world.plan.is_sync:
             self._note_model()
 
     def _check_lead(self, ask: MayBegin) -> None:
@@ -152,13 +163,11 @@ class Watch:
         if generation == self._noted_in:
             return
         self._noted_in = generation
-        script = self._world.master_process.master._script
-        undone = {call for call, e in script._evaluations.items() if not e.is_done}
-        for call in undone & self.expected_totals.keys():
-            del self.expected_totals[call]
-        for call in {call for call, s in script._savings.items() if not s.is_done} & self.expected_models.keys():
-            del self.expected_models[call]
-            self.saved.pop(call, None)
+        evaluations, savings = self._world.master_process.master._script.calls_done()
+        _keep(self.expected_totals, {(e.epoch, e.ordinal) for e in evaluations})
+        done = {(s.epoch, s.ordinal) for s in savings}
+        _keep(self.expected_models, done)
+        _keep(self.saved, done)
 
     def heard(self, src: str) -> None:
         """The master deals with a message."""
@@ -266,7 +275,8 @@ class Watch:
 
     def _check_silent(self, waiting_for: str, now_s: float) -> None:
         """A pserver that is not heard holds up all there is, and is named before what waits for it."""
-        for process in self._world.pservers:
+        members = self._world.master_process.master.members
+        for process in [p for p in self._world.pservers if p.pserver.member in members]:
             if now_s - self._heard_s[process.name] >= STALL_S and not waiting_for.startswith(NAMED):
                 self._world.fault(Kind.UNEXPLAINED, f"{process.name} is silent, and {waiting_for!r} is waited for")
 

@@ -390,6 +390,19 @@ def test_what_an_older_master_has_handed_out_is_void_and_a_task_of_the_newer_is_
     assert peer.run(peer.trainer.where(ASYNC_TASK), answer_with(Here, 3)) == 3
 
 
+def test_a_generation_that_only_an_older_master_has_told_voids_nothing():
+    peer = ready()
+    peer.trainer._term = Term(1)
+    peer.trainer.hear(Generation(7))
+    peer.trainer.hear_term(Term(2))
+    task = SyncTask(Request(1), Term(2), Generation(0), Attempt(2, 1), 0, 6, 2, 0, 4)
+    peer.run(
+        peer.trainer.ask(WantBatch(0, DataSpec(1, "", 1)), None),
+        lambda m: msgspec.structs.replace(task, request=m.request),
+    )
+    assert peer.run(peer.trainer.where(ASYNC_TASK), answer_with(Here, 3)) == 3
+
+
 def test_the_first_master_heard_voids_nothing():
     peer = ready()
     flow = peer.trainer.where(ASYNC_TASK)

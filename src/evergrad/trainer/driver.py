@@ -125,7 +125,7 @@ class Driver:
         if newest is not None and newest.over:
             raise JobOver(newest.failure)
         if newest is not None:
-            self.hear(newest.generation, newest.is_whole)
             self.hear_term(newest.term)
+            self.hear(newest.generation, newest.is_whole)
         if self.heartbeats.silence_s() > SILENCE_S:
             raise Unavailable(f"the master has not answered for {SILENCE_S:.0f} s; look at its log, then run again")

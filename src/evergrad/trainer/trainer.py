@@ -266,6 +266,7 @@ class Trainer:
         if term > self._term > 0:
             self._is_void = True
             self._exchange.void({p.address for p in self._pservers}, self._newest)
+            self._newest = self._generation  # a newer one may never have been recorded
         self._term = max(self._term, term)
 
     def connect(self, schema: Schema, pservers: tuple[PserverAt, ...]) -> None:
