@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -67,10 +67,19 @@ def files(rows: int) -> Iterator[Figure]:
         yield from _export(storage, Path(folder))
 
 
+def keys_of(rows: int) -> np.ndarray:
+    """The keys of the table."""
+    return np.random.default_rng(0).integers(-(2**63), 2**63 - 1, rows, np.int64)
+
+
+def save_of(storage: Storage, rows: int) -> Manifest:
+    """A checkpoint of so many rows; takes twice a piece of memory besides the keys."""
+    return _save(storage, _cut(rows))
+
+
 def _cut(rows: int) -> Iterator[RowsPiece]:
     """Pieces as a pserver hands them out."""
-    random = np.random.default_rng(0)
-    keys = random.integers(-(2**63), 2**63 - 1, rows, np.int64)
+    random, keys = np.random.default_rng(1), keys_of(rows)
     keys = keys[np.lexsort((keys, slots_of(keys)))]
     slots = slots_of(keys)
     count = -(-rows * (8 + 8 * DIM) // PIECE_BYTES)
@@ -82,7 +91,7 @@ def _cut(rows: int) -> Iterator[RowsPiece]:
         yield RowsPiece(0, owned, keys[a:b], values, None, none, np.empty((0, 2), np.int32))
 
 
-def _save(storage: Storage, cut: list[RowsPiece]) -> Manifest:
+def _save(storage: Storage, cut: Iterable[RowsPiece]) -> Manifest:
     infos = tuple(info for piece in cut for info in write_piece(storage, 1, SCHEMA, Place(0), piece))
     manifest = Manifest(
         job="bench", lineage="bench", serial=1, created=now(), places=1, generation=0, schema=SCHEMA,

@@ -18,6 +18,7 @@ import cut
 import recovery
 import remote
 import rules
+import saving
 import tables
 import torch
 import trouble
@@ -39,6 +40,7 @@ SECTIONS: dict[str, Callable[[bool], Figures]] = {
     "trouble": trouble.figures,
     "checkpoints": checkpoints.figures,
     "cut": cut.figures,
+    "saving": saving.figures,
     "recovery": recovery.figures,
     "auc": auc.figures,
 }
