@@ -1,7 +1,7 @@
 """What checkpoints cost a job that trains: samples a second and steps with one always in progress, and with none.
 
-One job of real processes under `evergrad run`, one pserver and one trainer, which goes on from a checkpoint of many rows
-and updates 20,000 of them in each step. Stretches with and without checkpoints follow each other in the same job.
+One job of real processes under `evergrad run`, one pserver and one trainer, goes on from a checkpoint of many rows and
+updates 20,000 of them in each step. Stretches with and without checkpoints follow each other in the same job.
 `python benchmarks/saving.py --rows 20000000` shows it for another size.
 """
 
