@@ -159,12 +159,14 @@ class Watch:
             self.expected_models[call] = contents(Whole(self._world.pservers), self._world.plan)
 
     def _forget_undone(self, generation: Generation) -> None:
-        """Calls that were not done before a fall-back begin anew, with the model as it is then."""
+        """Calls that were not done before a fall-back, or are beyond it, begin anew, with the model as it is then."""
         if generation == self._noted_in:
             return
         self._noted_in = generation
         evaluations, savings = self._world.master_process.master._script.calls_done()
-        _keep(self.expected_totals, {(e.epoch, e.ordinal) for e in evaluations})
+        evaluated = {(e.epoch, e.ordinal) for e in evaluations}
+        _keep(self.expected_totals, evaluated)
+        _keep(self.results, evaluated)
         done = {(s.epoch, s.ordinal) for s in savings}
         _keep(self.expected_models, done)
         _keep(self.saved, done)

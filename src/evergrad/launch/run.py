@@ -120,7 +120,7 @@ class Launcher:
         """Start everything, see the job to its end, and leave nothing behind."""
         try:
             self._start()
-            while self._processes:
+            while self._processes or self._due:
                 self._turn()
         finally:
             self._kill_all()
