@@ -1,11 +1,11 @@
 """The manifest: the file that makes a checkpoint exist, and all that is known of it."""
 
-import zlib
 from collections.abc import Iterable
 from datetime import UTC, datetime
 
 import msgspec
 
+from evergrad.checkpoint.files import checksum
 from evergrad.checkpoint.layout import EPOCH_ID, MANIFEST, METRICS, STEP_ID, folder_of, is_data
 from evergrad.checkpoint.storage import Storage
 from evergrad.errors import CheckpointError, StorageError
@@ -110,7 +110,7 @@ def read_manifest(storage: Storage, serial: int) -> Manifest:
         found = msgspec.json.decode(data, type=_Frame)
         if found.format != FORMAT:
             raise CheckpointError(f"{where} is of format {found.format!r}; this version reads {FORMAT!r}")
-        if found.manifest_crc32 != _crc32(data):
+        if found.manifest_crc32 != checksum([memoryview(data.rpartition(_CRC32)[0])]):
             raise CheckpointError(f"{where} has changed since it was written; use another checkpoint")
         manifest = documents.decode(data, Manifest)
     except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
@@ -176,12 +176,7 @@ _CRC32 = b'"manifest_crc32"'
 def encode(manifest: Manifest) -> bytes:
     """A manifest as its file has it: JSON whose last member is the CRC-32 of all bytes before that member."""
     text = msgspec.json.format(documents.encode(manifest)).removesuffix(b"\n}") + b",\n  "
-    return text + _CRC32 + f': "{zlib.crc32(text):08x}"\n}}\n'.encode()
-
-
-def _crc32(data: bytes) -> str:
-    """The checksum that a manifest's file should have."""
-    return f"{zlib.crc32(data.rpartition(_CRC32)[0]):08x}"
+    return text + _CRC32 + f': "{checksum([memoryview(text)])}"\n}}\n'.encode()
 
 
 def _uncovered(ranges: Iterable[tuple[int, int]], size: int) -> str | None:
