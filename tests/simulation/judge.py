@@ -52,8 +52,6 @@ def _judge_calls(world: "World", model_at: Callable[[Call], dict], totals: dict[
     may_differ = plan.update.drop_after_s is not None or any(epoch.leave for epoch in plan.epochs)
     unsure = watch.unsure if may_differ else set()
     for call, results in watch.results.items():
-        if not plan.is_sync and call not in totals:  # a script was told of it, and the generations since know of none
-            continue
         if call not in unsure and results.tobytes() != totals[call].tobytes():
             world.fault(Kind.EVALUATION, f"evaluation {call} found {results}, not {totals[call]}")
     calls = {(e, n) for e in plan.visited() if e != plan.leaves_epochs for n in range(plan.epochs[e].saves)}
@@ -61,7 +59,5 @@ def _judge_calls(world: "World", model_at: Callable[[Call], dict], totals: dict[
     if calls != watch.saved.keys():
         world.fault(Kind.SAVED, f"models were saved at {sorted(watch.saved)}, not at {sorted(calls)}")
     for call, saved in watch.saved.items():
-        if not plan.is_sync and call not in watch.expected_models:  # as above
-            continue
         if call not in unsure and any(model != model_at(call) for model in saved):
             world.fault(Kind.SAVED, f"one of the {len(saved)} models written at {call}")

@@ -91,6 +91,8 @@ class Process:
     def send(self, sends: list[Send]) -> None:
         """Send these, one after the other; between two of them the process may be hurt."""
         for to, message in sends:
+            if not self.is_alive:
+                return
             self._act(lambda to=to, message=message: self.world.carry(self.name, to, message))
             self.world.stab(self)
 

@@ -368,7 +368,7 @@ class Script:
             found = evaluated(pulled.rows, pulled.groups)
             self._done = EvalDone(answer.generation, answer.attempt, {"sum": partial(found)})
         totals = answer.totals["sum"].values if answer.totals else np.zeros(0)
-        self._notes.totals(self.trainer, (epoch, ordinal), totals)
+        self._notes.totals((epoch, ordinal), totals)
         if (yield from self.trainer.is_leader()):
             saves, total = self.plan.checkpoints, float(totals.sum())
             best = total if saves is not None and saves.is_rated else None
