@@ -113,6 +113,7 @@ class StandIn:
         self.epoch, self.standing, self.cuts, self.frozen = 0, {}, {}, None
         self.pid = incarnation
         self.is_alive, self.is_deaf = True, lambda message: False
+        self.updates = 1
 
     def handle(self, message):
         if not self.is_alive or self.is_deaf(message):
@@ -144,7 +145,7 @@ class StandIn:
                     return [Abandoned(message.term, *here, message.serial)]
                 self.standing.update(dict(message.standing))
                 self.cuts[message.serial], self.frozen = "marked", None
-                written = Written(self.generation, self.place, message.serial, (), {"user": 1})
+                written = Written(self.generation, self.place, message.serial, (), {"user": self.updates})
                 return [Marked(message.term, *here, message.serial), written]
             case Abandon():
                 self.cuts[message.serial], self.frozen = "abandoned", None
@@ -891,3 +892,12 @@ def test_agreeing_takes_until_the_pservers_hold_the_generation(schema):
     job.pservers[0].is_deaf = lambda message: False
     job.wait(1, "a")
     assert isinstance(job.answers["a"], Agreed)
+
+
+def test_where_pservers_have_counted_different_updates_a_checkpoint_has_the_most():
+    job = Job(schema=ASYNC)
+    job.pservers[0].updates, job.pservers[1].updates = 3, 5
+    job.join("a")
+    job.batch("a")
+    job.wait(1, "a")
+    assert job.shelf.complete[0].updates == {"user": 5}

@@ -270,7 +270,9 @@ class Checkpoints:
         cut.is_complete = True
         parts = [cut.written[place] for place in sorted(cut.written)]
         files = tuple(sorted((file for part in parts for file in part.files), key=lambda file: file.path))
-        return Complete(cut.serial, cut.progress, cut.calls, files, parts[0].updates)
+        # in `async` one may have refused what others have applied; no key was met later than in the last update
+        updates = {name: max(part.updates[name] for part in parts) for name in parts[0].updates}
+        return Complete(cut.serial, cut.progress, cut.calls, files, updates)
 
     @property
     def putting(self) -> int | None:
