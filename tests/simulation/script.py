@@ -4,6 +4,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
+import msgspec
 import numpy as np
 
 from evergrad.errors import CheckpointError
@@ -101,6 +102,7 @@ class Script:
         self._local = local_model(plan)
         self._held = Held()
         self._done = None
+        self._has_stepped = False
         self._place = -1
 
     def run(self) -> Flow[bool]:
@@ -142,8 +144,8 @@ class Script:
             epoch = self._place = answer.epoch
             yield from self._batches(epoch)
             if epoch == self.plan.leaves_epochs:
-                left = self._done if isinstance(self._done, BreakDone) else BreakDone(epoch, until)
-                self._done = BreakDone(epoch, until, left.last, left.generation)
+                left = self._done if isinstance(self._done, BreakDone) else BreakDone(epoch, 0)
+                self._done = msgspec.structs.replace(left, left_until=until)
                 break
             for ordinal, (count, size) in enumerate(self.plan.epochs[epoch].evaluations):
                 yield from self._evaluate(epoch, ordinal, DataSpec(count, "valid", size))
@@ -170,7 +172,8 @@ class Script:
             except Void:
                 continue
             except _Left:
-                self._done = BreakDone(epoch, 0, self._done, task.generation)
+                version = None if isinstance(task, AsyncTask) else task.step + self._has_stepped
+                self._done = BreakDone(epoch, 0, self._done, task.generation, version)
                 return
 
     def _saves_now(self, task):
@@ -184,6 +187,7 @@ class Script:
         pulled = None
         if not is_skipped(plan, batch) or plan.reads_before_skipping:
             pulled = yield from self._pull(task, task.step, batch)
+        self._has_stepped = False
         if leaves and not leave.stepped:
             raise _Left
         contributed = False
@@ -191,7 +195,7 @@ class Script:
             raise _Raised(task, 0)
         if not is_skipped(plan, batch):
             found = yield from self._gradients(task, task.step, batch, pulled)
-            contributed = yield from self._push(task, batch.ids.size, found)
+            contributed = yield from self._hand_in(task, batch.ids.size, found, leaves)
         if contributed or not leaves:
             self._done = TrainDone(task.generation, task.attempt, contributed, {})
         if leaves:
@@ -202,7 +206,7 @@ class Script:
         plan, local, leave = self.plan, self._local, self.plan.epochs[task.epoch].leave
         whole = Batch(task.epoch, task.first, samples(plan, task.epoch, task.start, task.stop))
         local.forget()
-        leaves = self._leaves(task)
+        self._has_stepped, leaves = False, self._leaves(task)
         for batch in batches_of(plan, whole):
             if leaves and not leave.stepped:
                 break
@@ -217,7 +221,8 @@ class Script:
             if local.samples:
                 found = Gradients(*local.difference(OUTER_RATE), local.evict)
                 found = poisoned(whole, found) if is_poisoned(plan, whole) else found
-                contributed = yield from self._push(task, local.samples, found)
+                contributed = yield from self._hand_in(task, local.samples, found, leaves)
+                self._has_stepped = True
             self._done = TrainDone(task.generation, task.attempt, contributed, {})
         if leaves:
             raise _Left
@@ -238,6 +243,17 @@ class Script:
         """Whether the script leaves its loop at this task."""
         begins = stream(self.plan.epochs[task.epoch].samples, self.plan.update.batches, task.index).start
         return self.plan.is_left(task.epoch, (task.start - begins) // self.plan.task_samples(task.epoch))
+
+    def _hand_in(self, task: SyncTask, count: int, found: Gradients, leaves: bool):
+        """Push; a script that leaves its loop does so with a task that counts no more, too."""
+        try:
+            contributed = self._has_stepped = yield from self._push(task, count, found)
+        except Void:
+            if not leaves:
+                raise
+            self._has_stepped = True
+            raise _Left from None
+        return contributed
 
     def _push(self, task: SyncTask, count: int, found: Gradients):
         """Push what a task contributes; returns whether all pservers hold it."""

@@ -176,6 +176,21 @@ def test_a_loop_that_is_left_at_a_batch_is_told_with_the_generation_of_that(new_
     assert job._session.done.generation is None
 
 
+@pytest.mark.parametrize("rule", [eg.Sync(), eg.LocalSGD(2)])
+def test_a_loop_that_is_left_is_told_with_the_version_that_has_its_last_step(new_job, rule):
+    job = new_job(update=rule)
+    model, optimizer = begin(job)
+    told = []
+    for epoch in job.epochs(2):
+        for _ in job.batches(DATA, 4):
+            if epoch == 1:
+                break
+            train_batch(model, optimizer)
+            break
+        told.append(job._session.done.version)
+    assert told == [1, 1]
+
+
 def test_leaving_epochs_ends_them_and_a_further_loop_goes_on(new_job):
     job = new_job()
     model, optimizer = begin(job)

@@ -9,6 +9,7 @@ from evergrad.messages import (
     Ask,
     BreakDone,
     CheckpointSpec,
+    Commit,
     Ended,
     EpochIs,
     EvalDone,
@@ -266,3 +267,62 @@ def test_a_script_in_mid_epoch_is_not_taken_for_one_with_initial_values_by_the_n
     assert isinstance(job.ask("a2", WantBatch(0, DATA)), StartAgain)
     job.join("b")
     assert isinstance(job.ask("b", WantBatch(0, DATA)), InitTask)
+
+
+def leaving_at_a_new_master(reaches):
+    """A script leaves epoch 0 with a step of an old master's; whether that master's commit reaches the pservers."""
+    job = Job(schema=ONE_A_STEP)
+    job.join("a")
+    task = job.batch("a", trained(job.batch("a")))
+    leaving = BreakDone(0, 0, trained(task), task.generation, task.step + 1)
+    for p in job.pservers.values():
+        p.is_deaf = (lambda message: False) if reaches else (lambda message: isinstance(message, Commit))
+    assert job.ask("a", WantEpoch(0, 2), leaving) is None or reaches
+    for p in job.pservers.values():
+        p.is_deaf = lambda message: False
+    job.start_master()
+    job.wait(1)
+    rejoin(job, "a2", began=1)
+    return job, task, job.ask("a2", WantEpoch(0, 2), leaving)
+
+
+def test_a_script_that_left_an_epoch_with_a_step_that_was_lost_with_its_master_is_started_again():
+    job, task, answer = leaving_at_a_new_master(reaches=False)
+    assert isinstance(answer, StartAgain)
+    job.join("b")
+    assert (job.batch("b").epoch, job.answers["b"].step) == (0, task.step)
+
+
+def test_a_script_that_left_an_epoch_with_a_step_that_the_next_master_found_applied_goes_on():
+    job, task, answer = leaving_at_a_new_master(reaches=True)
+    assert answer.epoch == 1
+    assert job.batch("a2", epoch=1).step == task.step + 1
+
+
+@pytest.mark.parametrize("others_are_done", [True, False])
+def test_a_script_that_leaves_an_epoch_goes_on_though_others_of_its_step_are_not_done(others_are_done):
+    job = Job()
+    job.join("a", "b")
+    task, other = job.batch("a"), job.batch("b")
+    last = Ask(job.request(), Member("b"), WantBatch(0, DATA), trained(other))
+    if others_are_done:
+        job.say("b", last)
+    assert job.ask("a", WantEpoch(0, 2), BreakDone(0, 0, trained(task), task.generation, task.step + 1)).epoch == 1
+    if not others_are_done:
+        job.say("b", last)
+    assert job.batch("a", epoch=1).step == others_are_done
+
+
+def test_a_script_that_leaves_an_epoch_with_a_batch_that_counted_no_more_is_started_again():
+    job = Job(schema=ONE_A_STEP)
+    job.join("a")
+    task = job.batch("a")
+    assert isinstance(job.ask("a", WantEpoch(0, 2), BreakDone(0, 0, None, task.generation, 1)), StartAgain)
+    assert job.batch("a").step == 0
+
+
+def test_a_script_that_leaves_an_epoch_at_a_batch_without_a_step_goes_on():
+    job = Job(schema=ONE_A_STEP)
+    job.join("a")
+    task = job.batch("a")
+    assert job.ask("a", WantEpoch(0, 2), BreakDone(0, 0, None, task.generation, 0)).epoch == 1

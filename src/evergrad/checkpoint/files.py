@@ -1,13 +1,12 @@
 """Files of pieces: written and read one by one, with size and checksum."""
 
-import zlib
-from collections.abc import Iterable
 from threading import Thread
 
 import msgspec
 
 from evergrad.checkpoint.dense import dense_tensors
 from evergrad.checkpoint.layout import dense_path, folder_of, rows_path
+from evergrad.checkpoint.manifest import checksum
 from evergrad.checkpoint.pieces import DensePiece, Piece, RowsPiece
 from evergrad.checkpoint.rows import rows_tensors
 from evergrad.checkpoint.storage import Storage
@@ -66,14 +65,6 @@ def read_file(storage: Storage, serial: int, info: FileInfo, buffer: memoryview)
         return decode(data)
     except CheckpointError as exc:
         raise CheckpointError(f"{storage.where(path)} {exc}") from exc
-
-
-def checksum(parts: Iterable[memoryview]) -> str:
-    """The CRC-32 of what these parts are together, in hexadecimal."""
-    total = 0
-    for part in parts:
-        total = zlib.crc32(part, total)
-    return f"{total:08x}"
 
 
 def _write(storage: Storage, serial: int, info: FileInfo, tensors: Tensors) -> FileInfo:

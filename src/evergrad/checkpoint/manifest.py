@@ -1,11 +1,11 @@
 """The manifest: the file that makes a checkpoint exist, and all that is known of it."""
 
+import zlib
 from collections.abc import Iterable
 from datetime import UTC, datetime
 
 import msgspec
 
-from evergrad.checkpoint.files import checksum
 from evergrad.checkpoint.layout import EPOCH_ID, MANIFEST, METRICS, STEP_ID, folder_of, is_data
 from evergrad.checkpoint.storage import Storage
 from evergrad.errors import CheckpointError, StorageError
@@ -171,6 +171,14 @@ class _Frame(msgspec.Struct):
 
 
 _CRC32 = b'"manifest_crc32"'
+
+
+def checksum(parts: Iterable[memoryview]) -> str:
+    """The CRC-32 of what these parts are together, in hexadecimal."""
+    total = 0
+    for part in parts:
+        total = zlib.crc32(part, total)
+    return f"{total:08x}"
 
 
 def encode(manifest: Manifest) -> bytes:

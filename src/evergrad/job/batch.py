@@ -1,5 +1,6 @@
 """The batch a script is at, and one that was read for it."""
 
+import hashlib
 import random
 from typing import Any, NamedTuple
 
@@ -35,6 +36,11 @@ class OpenBatch:
         self.has_stepped = self.contributed = self.is_void = False
         self.metrics: dict[str, Partial] = {}
         self.evict: list[TableKeys] = []
+
+
+def mixed_seed(*parts: object) -> int:
+    """A seed made of the job's and of what it is for, the same in every process."""
+    return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest(), "little") >> 1
 
 
 def seed_generators(seed: int) -> None:

@@ -1,6 +1,5 @@
 """`eg.init` and the `Job` it returns: what a training script calls."""
 
-import hashlib
 import os
 import warnings
 from collections import Counter
@@ -27,7 +26,7 @@ from evergrad.job.ahead import Ahead, Reader
 from evergrad.job.alignment import aligned
 from evergrad.job.arguments import added, data_of, folder_of, frames_to_the_script, numbers_of, partials, seed_of
 from evergrad.job.asynchronous import AsyncTasks
-from evergrad.job.batch import Fetched, OpenBatch, Read, seed_generators
+from evergrad.job.batch import Fetched, OpenBatch, Read, mixed_seed, seed_generators
 from evergrad.job.bound import BoundModel, Version
 from evergrad.job.dense import NotFinite, Rules
 from evergrad.job.held_rows import HeldRows
@@ -214,8 +213,8 @@ class Job:
                 yield epoch - first
         except GeneratorExit:
             done = self._session.done
-            last, generation = (done.last, done.generation) if isinstance(done, BreakDone) else (None, None)
-            self._session.done = BreakDone(epoch, self._until, last, generation)
+            left = done if isinstance(done, BreakDone) else BreakDone(epoch, 0)
+            self._session.done = msgspec.structs.replace(left, left_until=self._until)
         finally:
             self._epoch, self._place, self._session.inside = None, self._until, ""
 
@@ -247,13 +246,13 @@ class Job:
         return loop
 
     def _batches(self, epoch: int, data: Dataset, spec: DataSpec, shuffle: bool) -> Batches:
-        reader, generation = Reader(), None
+        reader = Reader()
         try:
             while True:
                 task = self._ask(WantBatch(epoch, spec))
                 if isinstance(task, SyncTask | AsyncTask):
-                    generation = task.generation
-                    self._session.task = AtTask(task.generation, task.attempt)
+                    version = task.step if isinstance(task, SyncTask) else None
+                    self._session.task = AtTask(task.generation, task.attempt, version=version)
                 match task:
                     case SyncTask() if self._local is not None:
                         yield from self._local_task(task, data, spec, shuffle)
@@ -264,9 +263,9 @@ class Job:
                     case Over():
                         return
         except BaseException:
-            done = self._session.done
+            done, at = self._session.done, self._session.task
             last = done if isinstance(done, TrainDone) else None
-            self._session.done = BreakDone(epoch, 0, last, generation)
+            self._session.done = BreakDone(epoch, 0, last, *((at.generation, at.version) if at is not None else ()))
             raise
         finally:
             reader.close()
@@ -312,6 +311,7 @@ class Job:
             self._session.done = self._hand_in(task, metrics)
         except GeneratorExit:
             if local.samples:
+                self._session.task = AtTask(task.generation, task.attempt, version=task.step + 1)
                 self._session.done = self._hand_in(task, metrics)
             raise
         except Void:
@@ -492,14 +492,13 @@ class Job:
             )
         assert self._optimizer is not None
         batch.has_stepped = True
+        update, task = self._schema.update, batch.task
         try:
-            update, task = self._schema.update, batch.task
             if self._local is not None:
                 bound.step_locally(self._optimizer, batch.samples, batch.evict)
             elif isinstance(task, SyncTask):
                 rows, spans = bound.contribution(self._optimizer)
-                trainer = self._session.trainer
-                push = trainer.push(task, task.step, task.index, batch.samples, rows, spans, batch.evict)
+                push = self._session.trainer.push(task, task.step, task.index, batch.samples, rows, spans, batch.evict)
                 self._session.driver.run(push)
             else:
                 rows, spans = bound.contribution(self._optimizer, update.push_every == 1, update.pull_every > 1)
@@ -509,6 +508,9 @@ class Job:
             batch.is_void = True
         except (NotFinite, PushRefused) as exc:
             self._warn(f"a batch was left out: {exc}", left_out=1)
+            return
+        if isinstance(task, SyncTask) and self._local is None:
+            self._session.task = AtTask(task.generation, task.attempt, version=task.step + 1)
 
     def on_zero_grad(self) -> None:
         """The optimizer's `zero_grad`: rows forget their gradients too."""
@@ -581,9 +583,7 @@ class Job:
         return self._bound
 
     def _mixed_seed(self, *parts: object) -> int:
-        """A seed made of the job's and of what it is for, the same in every process."""
-        text = repr((self._schema.seed, *parts)).encode()
-        return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
+        return mixed_seed(self._schema.seed, *parts)
 
     def _warn_if_no_step(self, batch: "OpenBatch") -> None:
         if not batch.has_stepped:

@@ -66,6 +66,7 @@ from evergrad.messages import (
     Unknown,
     WantBatch,
     WantEnd,
+    WantEpoch,
     Written,
 )
 
@@ -476,20 +477,26 @@ class Master:
             return None
         if isinstance(ask.want, WantBatch) and recovery.are_behind:
             return None
+        if isinstance(ask.want, WantEpoch) and not recovery.have_acknowledged:
+            return None  # it may have left one, and says so no more when this is answered
         now = Now(now_s, ask.request, self._term, recovery.generations.number)
         return recovery.script.next(ask, ask.want, now, self._leads)
 
     def _is_ahead(self, ask: Ask) -> bool:
         """Whether the asker's script is where the job is no more, so that it has to start again.
 
-        It began before the job fell back behind it, or has left an epoch at a batch that was undone since.
+        It began before the job fell back behind it, or has left an epoch at a batch that is not in the model, and will
+        not be: it was undone, or its push was for an older master or for an attempt that counts no more.
         """
         script, number, done = self._script, self._recovery.generations.number, ask.done
         if self.members[ask.member].began < self._recovery.fell_behind:
             return True
-        if script is None or not isinstance(done, BreakDone) or done.generation is None or done.generation >= number:
+        if script is None or not isinstance(done, BreakDone) or done.generation is None or script.is_past(done.epoch):
             return False
-        return not script.is_past(done.epoch)
+        if done.generation < number or done.version is None:
+            return done.generation < number
+        is_coming = done.last is not None and done.last.attempt.term == self._term
+        return done.version > script.training.version and not is_coming
 
     def _leads(self, member: Member) -> bool:
         """Whether this trainer is the leader; where there is none it becomes it."""

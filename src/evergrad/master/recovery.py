@@ -168,6 +168,11 @@ class Recovery:
         """Whether a pserver has so much to acknowledge that no batch is handed out."""
         return self.generations.pservers is not None and self.generations.pservers.are_behind
 
+    @property
+    def have_acknowledged(self) -> bool:
+        """Whether the pservers have all that is decided, so that the next master will know of it."""
+        return self.generations.pservers is not None and self.generations.pservers.have_acknowledged
+
     def form(self, present: tuple[PserverAt, ...], now_s: float) -> None:
         """Begin, start or take over a generation when its time has come."""
         generations = self.generations

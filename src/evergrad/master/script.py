@@ -164,12 +164,13 @@ class Script:
 
     @property
     def begun(self) -> Progress:
-        """The epoch begun last; versions and standings in it, and whether its last task is done, the pservers know."""
+        """The epoch begun last, and at which version it was left; of one not left the pservers know how far it is."""
         if self._adopted is not None:
             return self._adopted
         progress, epoch = self.training.progress(), self.training.epoch
         is_left = epoch is not None and epoch.is_left
-        return msgspec.structs.replace(progress, version=0, is_closed=is_left, left_until=self._left_until)
+        version = progress.version if is_left else 0
+        return msgspec.structs.replace(progress, version=version, is_closed=is_left, left_until=self._left_until)
 
     def facts(self) -> Hashable:
         """What of it the next master must know, in short."""
@@ -181,9 +182,12 @@ class Script:
         return tuple(sorted(self._outside))
 
     def resume(self, version: int, standing: Standing, is_over: bool) -> None:
-        """Another master's epoch is where the pservers say, of whom some may not know yet that it is over."""
+        """Another master's epoch is where the pservers say, of whom some may not know yet that it is over.
+
+        It is not left if the last commit before that was lost with the master.
+        """
         begun = self.begun
-        is_closed = begun.is_closed or is_over
+        is_closed = (begun.is_closed and version >= begun.version) or is_over
         at = msgspec.structs.replace(begun, version=version, standing=standing, is_closed=is_closed)
         self.restore(at, are_told=False)
 

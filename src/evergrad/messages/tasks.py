@@ -133,13 +133,15 @@ class BreakDone(msgspec.Struct, frozen=True, tag=True):
     """The script left the `batches` of an epoch, which ends for all; and loops over epochs up to `left_until`.
 
     `last` is the task that was done in the turn of the loop that was the last, and `generation` that of its batch; None
-    if the loop was not left at a batch.
+    if the loop was not left at a batch. `version`: that of the first model with what was trained of that task; None in
+    `Async`.
     """
 
     epoch: int
     left_until: int
     last: TrainDone | None = None
     generation: Generation | None = None
+    version: int | None = None
 
 
 Done = TrainDone | EvalDone | SaveDone | BreakDone

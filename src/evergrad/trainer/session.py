@@ -19,11 +19,15 @@ GOODBYE_S = 2.0
 
 
 class AtTask(NamedTuple):
-    """A task of training that the script is at, and how many of its batches every pserver is known to have applied."""
+    """A task of training that the script is at, and how many of its batches every pserver is known to have applied.
+
+    `version`: that of the first model with what the script has trained of the task; None in `Async`.
+    """
 
     generation: Generation
     attempt: Attempt
     batches: int = 0
+    version: int | None = None
 
 
 @dataclass(slots=True, weakref_slot=True)
