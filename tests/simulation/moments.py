@@ -9,6 +9,7 @@ from evergrad.checkpoint.reader import pieces
 from evergrad.checkpoint.storage import Storage
 from evergrad.errors import EvergradError
 from evergrad.master.checkpoints import GATE_TRIES
+from evergrad.master.master import Master
 from evergrad.messages import INIT_STEP, Generation, Place, Standing
 from evergrad.placement import slots_owned
 from evergrad.pserver.model import Model
@@ -54,6 +55,8 @@ class Moments:
         self._parts: dict[tuple[int, int, Place], Part] = {}
         self.whole: set[int] = set()
         """The serials of checkpoints that were offered, and are right."""
+        self._gave_up_in = -1
+        """The last era whose job ended without a last checkpoint, since saving failed again and again."""
 
     def watch(self, process: "PserverProcess") -> None:
         """Note what this pserver holds whenever it takes its part of a cut."""
@@ -123,8 +126,14 @@ class Moments:
             self._fault(f"{sorted(there - self.whole)} are offered and were never made")
         if not known <= there:
             self._fault(f"{sorted(known - there)} are known to the master and not there")
-        if checkpoints._failed.times < GATE_TRIES:
+        self.stopped(self._world.master_process.master)
+        if self._gave_up_in < self._world.era:
             self._judge_newest(max(known))
+
+    def stopped(self, master: Master) -> None:
+        """A master is no more, or is at its end; the next one does not know how often saving has failed."""
+        if master.is_over and master._recovery.checkpoints._failed.times >= GATE_TRIES:
+            self._gave_up_in = self._world.era
 
     def _judge_newest(self, serial: int) -> None:
         """The last model is in a checkpoint."""

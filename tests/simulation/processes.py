@@ -142,6 +142,7 @@ class MasterProcess(Process):
 
     def stop(self) -> None:
         super().stop()
+        self.world.watch.moments.stopped(self.master)
         self.clerk.tear()
 
     def _tick(self) -> None:

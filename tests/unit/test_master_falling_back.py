@@ -326,3 +326,11 @@ def test_a_script_that_leaves_an_epoch_at_a_batch_without_a_step_goes_on():
     job.join("a")
     task = job.batch("a")
     assert job.ask("a", WantEpoch(0, 2), BreakDone(0, 0, None, task.generation, 0)).epoch == 1
+
+
+def test_the_checkpoint_that_rides_in_the_last_commit_before_a_break_says_that_the_epoch_was_left():
+    job = Job(spec=CheckpointSpec(SPEC.url, every_steps=1, keep=9), schema=ONE_A_STEP)
+    job.join("a")
+    task = job.batch("a")
+    job.ask("a", WantEpoch(0, 2), BreakDone(0, 2, trained(task), task.generation, task.step + 1))
+    assert [(p.version, p.is_closed, p.left_until) for p in progress_of(job)] == [(0, False, 0), (1, True, 2)]

@@ -457,8 +457,10 @@ class Master:
                 self._failures.done()
                 self._decide(now_s)
             return
-        if isinstance(done, BreakDone) and done.last is not None:
-            self._done(done.last, now_s)
+        if isinstance(done, BreakDone):
+            script.leave(done)
+            if done.last is not None:
+                self._done(done.last, now_s)
         script.take(done)
         recovery.note_work(now_s)
 

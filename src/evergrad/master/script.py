@@ -268,6 +268,13 @@ class Script:
         assert self.training.epoch is not None
         self.training.epoch.set_aside(failed.task)
 
+    def leave(self, done: BreakDone) -> None:
+        """A loop is about to be left: a commit that follows from what was done last is the epoch's end."""
+        epoch = self.training.epoch
+        if epoch is not None and epoch.number == done.epoch:
+            epoch.is_leaving = True
+        self._left_until = max(self._left_until, done.left_until)
+
     def take(self, done: EvalDone | SaveDone | BreakDone) -> None:
         """An evaluation, a saving or the leaving of a loop is reported."""
         match done:
@@ -286,7 +293,6 @@ class Script:
                 if epoch is not None and epoch.number == done.epoch:
                     epoch.close()
                     self.passed = max(self.passed, epoch.number)
-                self._left_until = max(self._left_until, done.left_until)
 
     def release(self, member: Member) -> None:
         """A member holds nothing any more."""

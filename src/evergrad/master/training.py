@@ -93,8 +93,8 @@ class Epoch(ABC):
         self.number, self.data = number, data
         self.step, self.steps = 0, steps
         self.is_closed = steps == 0
-        self.is_left = False
-        """Whether it was ended early."""
+        self.is_leaving = self.is_left = False
+        """Whether it is being ended early, with the step at hand if that is complete, and whether it was."""
         self._patience = patience
 
     @abstractmethod
@@ -249,7 +249,8 @@ class SyncEpoch(Epoch):
             return None
         chosen = [(index, attempt) for index, attempt in sorted(self._chosen.items()) if attempt is not None]
         self.step += 1
-        self.is_closed = self.step == self.steps
+        self.is_left |= self.is_leaving
+        self.is_closed = self.is_left or self.step == self.steps
         self._pool = self._open_step()
         return chosen
 
