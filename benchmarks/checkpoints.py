@@ -58,7 +58,7 @@ def files(rows: int) -> Iterator[Figure]:
         cut.clear()  # memory for the page cache
         paths = [Path(storage.url) / "checkpoint_1" / file.path for file in manifest.files]
         restore_s, read_s = _median_s(
-            lambda: _restore(storage, manifest), lambda: _read(paths), lambda: _push_out(paths)
+            lambda: _restore(storage, manifest), lambda: _read(paths), lambda: push_out(paths)
         )
         yield at_least("checkpoint: restore rate / plain read, out of the page cache", read_s / restore_s, "x", 0.4)
         yield bound("plain read", size / read_s / 1e9, "GB/s")
@@ -126,7 +126,8 @@ def _clear(folder: str) -> None:
     os.sync()
 
 
-def _push_out(paths: list[Path]) -> None:
+def push_out(paths: list[Path]) -> None:
+    """Have these files read from the disk next time."""
     for path in paths:
         file = os.open(path, os.O_RDONLY)
         os.fsync(file)

@@ -197,9 +197,9 @@ def test_a_task_set_aside_goes_into_checkpoints_and_is_set_aside_once_however_of
 
 def test_one_task_that_is_set_aside_twice_is_one():
     failures = Failures(1)
-    for samples in (4, 3):
-        failures.note(Failed(2, "epoch 0, task 2", 1, samples), "E")
-        failures.done()
+    failures.done()
+    for samples in (4, 4, 4, 3):
+        assert failures.note(Failed(2, "epoch 0, task 2", 1, samples), "E") is None
     assert failures.set_aside == [SetAside("epoch 0, task 2", 3, "E")]
 
 

@@ -26,11 +26,12 @@ class Failures:
         self._max_failures = max_failures
         self._is_anything_done = False
         self._first: str | None = None
-        self._in_a_row = 0
+        self._in_a_row: set[str] = set()
 
     def done(self) -> None:
         """A task was done."""
-        self._is_anything_done, self._in_a_row = True, 0
+        self._is_anything_done = True
+        self._in_a_row.clear()
 
     def is_last(self, failed: Failed) -> bool:
         """Whether a task that has failed is to be set aside."""
@@ -43,10 +44,10 @@ class Failures:
             # one that is tried again after a fall-back, or by another master, is one task still
             self.set_aside = [task for task in self.set_aside if task.task != failed.where]
             self.set_aside.append(SetAside(failed.where, failed.samples, error))
-            self._in_a_row += 1
+            self._in_a_row.add(failed.where)
         if not self._is_anything_done and failed.where != self._first:
             return "the script has raised in two tasks, and none was ever done"
-        if self._in_a_row >= IN_A_ROW:
+        if len(self._in_a_row) >= IN_A_ROW:
             return f"{IN_A_ROW} tasks were set aside, and none was done in between"
         if len(self.set_aside) > MOST_SET_ASIDE:
             return f"more than {MOST_SET_ASIDE} tasks were set aside"
