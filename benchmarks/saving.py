@@ -27,6 +27,8 @@ sys.path.append(str(Path(__file__).parents[1] / "tools"))
 from jobs import Launched
 
 ROWS, DIM, BATCH, IDS = checkpoints.ROWS, checkpoints.DIM, 2048, 10
+BATCHES = 3000
+"""Of an epoch. Its end waits until a checkpoint is durable, so the first step after it is not counted."""
 WIDTH = 512
 STRETCH_S, TURNS, WARM_S = 10.0, 2, 4.0
 ASK_EVERY = 20
@@ -44,11 +46,12 @@ def train(folder: Path, rows: int) -> None:
     optimizer = job.optimizer(nn.ModuleList([user]), dense=eg.SGD(lr=0.1), sparse=eg.Adagrad(lr=0.05))
     weights = [torch.randn(IDS * DIM, WIDTH), torch.randn(WIDTH, WIDTH), torch.randn(WIDTH, 1)]
     keys = checkpoints.keys_of(rows)
-    picks = np.random.default_rng(1).integers(0, rows, (BATCH * 400, IDS))
+    picks = np.random.default_rng(1).integers(0, rows, (BATCH * BATCHES, IDS))
     data = eg.data.Columns({"user": keys[picks]})
-    began_s, number = time.monotonic(), 0
+    number = 0
     with (folder / "steps").open("w", buffering=1) as steps:
         for _ in job.epochs(1_000_000):
+            began_s = None
             for batch in job.batches(data, batch_size=BATCH):
                 optimizer.zero_grad()
                 x = user(batch["user"]).flatten(1)
@@ -60,7 +63,8 @@ def train(folder: Path, rows: int) -> None:
                 if number % ASK_EVERY == 0 and (folder / "on").exists():
                     job.save_checkpoint()
                 now_s = time.monotonic()
-                steps.write(f"{now_s} {now_s - began_s}\n")
+                if began_s is not None:
+                    steps.write(f"{now_s} {now_s - began_s}\n")
                 began_s = now_s
 
 
@@ -70,11 +74,11 @@ def train(folder: Path, rows: int) -> None:
 def figures(quick: bool = False) -> Iterator[Figure]:
     """All figures for both sizes."""
     rows = 200_000 if quick else ROWS
-    yield from saving(rows, quick)
-    yield from saving(4 * rows, quick)
+    yield from saving(rows, TURNS, quick)
+    yield from saving(4 * rows, 1, quick)
 
 
-def saving(rows: int, quick: bool = False) -> Iterator[Figure]:
+def saving(rows: int, turns: int = 1, quick: bool = False) -> Iterator[Figure]:
     """A job of so many rows, with and without checkpoints in turn."""
     with tempfile.TemporaryDirectory(prefix="evergrad-bench-", dir=FOLDER) as scratch:
         folder = Path(scratch)
@@ -83,19 +87,19 @@ def saving(rows: int, quick: bool = False) -> Iterator[Figure]:
         job = Launched(folder, Path(__file__), "--train", folder, "--rows", rows, pservers=1, trainers=1)
         try:
             job.until(lambda s: s.samples > 0, "training", within_s=300.0)
-            yield from _compared(job, folder, rows, 2.0 if quick else STRETCH_S)
+            yield from _compared(job, folder, rows, turns, 2.0 if quick else STRETCH_S)
         finally:
             job.kill()
             job.close()
 
 
-def _compared(job: Launched, folder: Path, rows: int, seconds: float) -> Iterator[Figure]:
+def _compared(job: Launched, folder: Path, rows: int, turns: int, seconds: float) -> Iterator[Figure]:
     without, during, most, took = [], [], 0, []
     pserver = job.members()["pserver-0"]
     time.sleep(WARM_S)
     _checkpoint(job, folder, pserver)  # once unmeasured: memory that nobody has used yet takes longer to get
     resident = pserver.memory_info().rss
-    for _ in range(TURNS):
+    for _ in range(turns):
         time.sleep(seconds)
         without += _steps(folder, time.monotonic() - seconds)
         began_s = time.monotonic()

@@ -798,13 +798,22 @@ def test_the_job_ends_only_when_every_pserver_has_applied_the_last_step():
     job.begin("a")
     last = job.batch("a", trained(job.batch("a", trained(job.batch("a", trained(job.batch("a")))))))
     job.acknowledge = False
-    assert isinstance(job.batch("a", trained(last)), Over)
-    assert job.ask("a", WantEnd()) is None
+    assert job.ask("a", WantEnd(), trained(last)) is None
     job.wait(1.0, "a")
     assert not job.master.is_over
     job.confirm(*job.told[-1])
     assert job.master.is_over
     assert isinstance(job.answers["a"], Ended)
+
+
+def test_the_batches_of_an_epoch_are_over_when_every_pserver_has_applied_its_last_step():
+    job = Job()
+    job.begin("a")
+    last = job.batch("a", trained(job.batch("a", trained(job.batch("a", trained(job.batch("a")))))))
+    job.acknowledge = False
+    assert job.batch("a", trained(last)) is None
+    job.confirm(*job.told[-1])
+    assert isinstance(job.answers["a"], Over)
 
 
 def test_pservers_are_told_to_leave_until_they_have_left():

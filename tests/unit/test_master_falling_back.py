@@ -269,12 +269,12 @@ def test_a_script_in_mid_epoch_is_not_taken_for_one_with_initial_values_by_the_n
     assert isinstance(job.ask("b", WantBatch(0, DATA)), InitTask)
 
 
-def leaving_at_a_new_master(reaches):
+def leaving_at_a_new_master(reaches, left_until=0):
     """A script leaves epoch 0 with a step of an old master's; whether that master's commit reaches the pservers."""
     job = Job(schema=ONE_A_STEP)
     job.join("a")
     task = job.batch("a", trained(job.batch("a")))
-    leaving = BreakDone(0, 0, trained(task), task.generation, task.step + 1)
+    leaving = BreakDone(0, left_until, trained(task), task.generation, task.step + 1)
     for p in job.pservers.values():
         p.is_deaf = (lambda message: False) if reaches else (lambda message: isinstance(message, Commit))
     assert job.ask("a", WantEpoch(0, 2), leaving) is None or reaches
@@ -286,10 +286,12 @@ def leaving_at_a_new_master(reaches):
     return job, task, job.ask("a2", WantEpoch(0, 2), leaving)
 
 
-def test_a_script_that_left_an_epoch_with_a_step_that_was_lost_with_its_master_is_started_again():
-    job, task, answer = leaving_at_a_new_master(reaches=False)
+@pytest.mark.parametrize("left_until", [0, 2])
+def test_a_script_that_left_an_epoch_with_a_step_that_was_lost_with_its_master_is_started_again(left_until):
+    job, task, answer = leaving_at_a_new_master(False, left_until)
     assert isinstance(answer, StartAgain)
     job.join("b")
+    assert job.ask("b", WantEpoch(-1, 2)).epoch == 0
     assert (job.batch("b").epoch, job.answers["b"].step) == (0, task.step)
 
 

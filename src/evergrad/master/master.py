@@ -50,6 +50,7 @@ from evergrad.messages import (
     Message,
     Missing,
     Noted,
+    Over,
     Raised,
     Refused,
     ReportMetrics,
@@ -66,7 +67,6 @@ from evergrad.messages import (
     Unknown,
     WantBatch,
     WantEnd,
-    WantEpoch,
     Written,
 )
 
@@ -479,10 +479,13 @@ class Master:
             return None
         if isinstance(ask.want, WantBatch) and recovery.are_behind:
             return None
-        if isinstance(ask.want, WantEpoch) and not recovery.have_acknowledged:
-            return None  # it may have left one, and says so no more when this is answered
+        if not isinstance(ask.want, WantBatch) and not recovery.is_applied:
+            return None  # it may have left an epoch, and says so no more when this is answered
         now = Now(now_s, ask.request, self._term, recovery.generations.number)
-        return recovery.script.next(ask, ask.want, now, self._leads)
+        answer = recovery.script.next(ask, ask.want, now, self._leads)
+        if isinstance(answer, Over) and not recovery.is_applied:
+            return None  # or the last step may be lost with this master, and nobody be there to do it again
+        return answer
 
     def _is_ahead(self, ask: Ask) -> bool:
         """Whether the asker's script is where the job is no more, so that it has to start again.

@@ -39,7 +39,11 @@ class Found(msgspec.Struct, frozen=True):
 
 
 class Record(msgspec.Struct, frozen=True):
-    """What a master has decided. `progress` is of the epoch begun last; versions within it the pservers know."""
+    """What a master has decided.
+
+    `progress` is of the epoch begun last, with the version at which it was left, if it was; how far it is the pservers
+    know.
+    """
 
     job: str
     term: Term

@@ -169,9 +169,10 @@ class Recovery:
         return self.generations.pservers is not None and self.generations.pservers.are_behind
 
     @property
-    def have_acknowledged(self) -> bool:
-        """Whether the pservers have all that is decided, so that the next master will know of it."""
-        return self.generations.pservers is not None and self.generations.pservers.have_acknowledged
+    def is_applied(self) -> bool:
+        """Whether the pservers have all steps that are decided (in `Async` always), so that none can be lost."""
+        is_sync, pservers = self.schema is not None and self.schema.update.is_sync, self.generations.pservers
+        return not is_sync or (pservers is not None and pservers.have_acknowledged)
 
     def form(self, present: tuple[PserverAt, ...], now_s: float) -> None:
         """Begin, start or take over a generation when its time has come."""

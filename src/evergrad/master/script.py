@@ -188,7 +188,11 @@ class Script:
         """
         begun = self.begun
         is_closed = (begun.is_closed and version >= begun.version) or is_over
-        at = msgspec.structs.replace(begun, version=version, standing=standing, is_closed=is_closed)
+        if begun.is_closed and not is_closed:
+            self._left_until = min(self._left_until, begun.epoch)  # nor is the loop that it is in
+        at = msgspec.structs.replace(
+            begun, version=version, standing=standing, is_closed=is_closed, left_until=self._left_until
+        )
         self.restore(at, are_told=False)
 
     @property

@@ -289,6 +289,6 @@ class AskCheckpoint(Message, frozen=True):
 
 
 class StartAgain(Message, frozen=True):
-    """The job has fallen back behind where the asker's script is, or is far ahead: the process must start it again."""
+    """The job is behind where the asker's script is, or far ahead: the process must start it again."""
 
     request: Request

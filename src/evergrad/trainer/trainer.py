@@ -104,7 +104,7 @@ class PushRefused(Exception):
 
 
 class MustStartAgain(SystemExit):
-    """The job has fallen back behind where the script is; the process ends and is started again."""
+    """The job is behind where the script is, or far ahead; the process ends and is started again."""
 
     def __init__(self) -> None:
         super().__init__(AGAIN_STATUS)
