@@ -352,9 +352,10 @@ MUTATIONS = (
         plan=replace(STEPS, epochs=(Epoch(evaluations=((9, 2), (7, 1))),), loops=(1,)),
     ),
     Mutation(
-        "the job ends when every pserver has applied the last step",
+        "an epoch and the job end when every pserver has applied the last step",
         {Kind.TORN, Kind.BITS},
         Roles(master=broken.EndsBeforeAllIsApplied),
+        ((Recovery, "is_applied", property(lambda self: True)),),
         plan=replace(STEPS, epochs=(Epoch(evaluations=()),), loops=(1,), last_saves=0),
         trouble=ROUGH,
     ),
