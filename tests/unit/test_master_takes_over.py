@@ -1,11 +1,12 @@
 """What the next master and the next generation must know, and what they must not: cases that the simulation found."""
 
 import msgspec
-from test_master_recovery import ASYNC, DATA, SYNC, Job, progress_of, trained
+from test_master_recovery import ASYNC, DATA, SYNC, Job, StandIn, progress_of, trained
 
 from evergrad.master.errands import Look, RecordPut
 from evergrad.master.failures import Failures
-from evergrad.master.record import encode
+from evergrad.master.master import Master
+from evergrad.master.record import decode, encode
 from evergrad.master.training import Failed
 from evergrad.messages import (
     INIT_STEP,
@@ -15,6 +16,7 @@ from evergrad.messages import (
     EvalTask,
     Heartbeat,
     Hello,
+    Joined,
     Leave,
     Member,
     Over,
@@ -26,6 +28,7 @@ from evergrad.messages import (
     SetAside,
     StartAgain,
     SyncTask,
+    Term,
     UpdateName,
     UpdateSpec,
     WantBatch,
@@ -68,6 +71,23 @@ def test_a_pserver_that_its_generation_has_not_reached_yet_is_known_by_its_incar
     job.pservers[1].is_deaf, job.pservers[1].place = lambda message: isinstance(message, Hello), place
     job.wait(2)
     assert job.master._recovery.generations.number == 2
+
+
+def test_a_pserver_that_takes_the_place_of_one_that_died_with_the_master_is_not_refused_before_that_was_ever_heard_of():
+    job = Job()
+    job.join("a")
+    job.train("a")
+    job.pservers[1].is_alive = False
+    record = decode(job.shelf.record)
+    job.master = Master(job.settings, Term(record.term + 1), record)  # which has not turned once
+    new = job.pservers[1] = StandIn(1, 9, job.shelf)
+    for _ in range(3):
+        job.join_pserver(new)
+    assert job.master.counters["refused joins"] == 0
+    job.wait(0.5)
+    job.now += 2.0
+    job.join_pserver(new)
+    assert isinstance(job.answers[new.address], Joined)
 
 
 def test_an_asynchronous_epoch_that_one_pserver_knows_to_be_over_is_over_for_the_next_master():

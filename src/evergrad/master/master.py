@@ -6,6 +6,7 @@ is who may say what.
 """
 
 from collections import Counter
+from math import inf
 from typing import NamedTuple
 
 from evergrad.master.errands import Errand, Result
@@ -288,7 +289,7 @@ class Master:
             return f"this job has pservers 0 to {places - 1}, not {join.place}; start it with another --place"
         there = self.members.pservers().get(join.place)
         came_s = self._knocking.get(join.member)
-        if there is not None and came_s is not None and there.seen_s > came_s + REPLACE_S:
+        if there is not None and came_s is not None and came_s + REPLACE_S < there.seen_s < inf:
             del self._knocking[join.member]
             return f"pserver {join.place} is there already; start this one with another --place"
         return None
