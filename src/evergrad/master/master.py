@@ -499,10 +499,10 @@ class Master:
             return True
         if script is None or not isinstance(done, BreakDone) or done.generation is None or script.is_past(done.epoch):
             return False
-        if done.generation < number or done.version is None:
-            return done.generation < number
+        if done.generation < number:
+            return True
         is_coming = done.last is not None and done.last.attempt.term == self._term
-        return done.version > script.training.version and not is_coming
+        return done.version is not None and done.version > script.training.version and not is_coming
 
     def _leads(self, member: Member) -> bool:
         """Whether this trainer is the leader; where there is none it becomes it."""
