@@ -133,8 +133,9 @@ class RowWiseAdagrad:
 
     It takes four bytes of state a row. `lr_decay` and `weight_decay` (before the mean) are as in `Adagrad`.
 
-    *Source*: "exact row-wise Adagrad" of FBGEMM and TorchRec; theirs sums the squares in float32 and in parallel,
-    ours in float64, column after column, and rounds once.
+    *Source*: "exact row-wise Adagrad" of FBGEMM and TorchRec; theirs sums the squares in float32, ours in
+    float64: a sum for each of sixteen columns side by side, every sixteenth column going to the same; of these the
+    last eight are added to the first eight, then four to four, and so on; their mean is added and rounded once.
     """
 
     lr: LearningRate = 1e-2

@@ -51,7 +51,7 @@ def test_a_column_does_not_depend_on_how_many_there_are_and_no_other_row_is_touc
 @pytest.mark.parametrize("decay", [0.0, 0.25])
 @pytest.mark.parametrize("count", [1, 15, 16, 17, 21])
 @pytest.mark.parametrize("dim", DIMS)
-def test_the_squares_of_a_row_are_summed_in_order_in_float64(dim, count, decay):
+def test_the_squares_of_a_row_are_summed_in_sixteen_sums_in_float64_and_those_in_halves(dim, count, decay):
     rng = np.random.default_rng(dim)
     arena = rng.standard_normal((ROWS, dim + 1)).astype(np.float32)
     arena[:, dim] = rng.random(ROWS)
@@ -60,10 +60,13 @@ def test_the_squares_of_a_row_are_summed_in_order_in_float64(dim, count, decay):
     for row, grad in zip(MET[:count], grads, strict=True):
         # a quarter of a number is exact, so the sum is rounded once, as by a fused multiply-add
         g = grad + np.float32(decay) * expected[row, :dim] if decay else grad
-        total = 0.0
-        for x in g.astype(np.float64):
-            total += x * x
-        expected[row, dim] = np.float32(np.float64(expected[row, dim]) + total / dim)
+        sums = [0.0] * 16
+        for column, x in enumerate(g.astype(np.float64)):
+            sums[column % 16] += x * x
+        while len(sums) > 1:
+            half = len(sums) // 2
+            sums = [a + b for a, b in zip(sums[:half], sums[half:], strict=True)]
+        expected[row, dim] = np.float32(np.float64(expected[row, dim]) + sums[0] / dim)
     apply_rows(RowWiseAdagrad(weight_decay=decay).spec(), arena.reshape(-1), MET[:count], grads, 0.1, 1)
     assert arena[:, dim].tobytes() == expected[:, dim].tobytes()
 

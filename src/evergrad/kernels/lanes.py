@@ -27,6 +27,8 @@ Lanes = np.float32
 """Inside kernels: sixteen float32. A plain number that meets them is taken sixteen times."""
 Mask = np.bool_
 """Inside kernels: the result of comparing lanes."""
+Sums = np.float64
+"""Inside kernels: sixteen float64, a sum for each lane."""
 Count = int | None
 """How many numbers of a line there are in an array: all (`None`), or so many. Then they are in some of the lanes, in
 their order, and zeros are in the others."""
@@ -56,11 +58,12 @@ class _Type(types.Type):
 
 LANES: Any = _Type("Lanes")
 MASK: Any = _Type("Mask")
+SUMS: Any = _Type("Sums")
 
 
 @_extending.register_model(_Type)
 def _model(manager: Any, of: Any) -> Any:
-    return _extending.models.PrimitiveModel(manager, of, {LANES: _float, MASK: _flag}[of])
+    return _extending.models.PrimitiveModel(manager, of, {LANES: _float, MASK: _flag, SUMS: _double}[of])
 
 
 def _all(builder: Any, vector: Any, value: Any) -> Any:
@@ -359,34 +362,48 @@ quotient = cast(Callable[[Lanes, float, float], Lanes], _quotient)
 
 
 @intrinsic
-def _add_squares(typing_context: Any, sums: Any, block: Any) -> Any:
+def _no_sums(typing_context: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        lines = [_address(context, builder, block, arguments[1], _lane(WIDTH * n)) for n in range(WIDTH)]
-        into = _address(context, builder, sums, arguments[0], _lane(0))
-        total = _get(builder, f64, into, None)
-        for column in _transposed(builder, [_get(builder, f32, line, None) for line in lines]):
-            wide = builder.fpext(column, _double)
-            total = _call(builder, "llvm.fma.v16f64", _double, wide, wide, total)  # a square is exact in float64
-        _put(builder, f64, into, None, total)
-        return context.get_dummy_value()
+        return ir.Constant(_double, [0.0] * WIDTH)
 
-    return types.void(sums, block), generate
+    return SUMS(), generate
 
 
-def _transposed(builder: Any, lines: list[Any]) -> list[Any]:
-    """The columns of a square of numbers, by exchanging halves, quarters, ... of its lines."""
-    for step in (8, 4, 2, 1):
-        upper = [n if n & step == 0 else WIDTH + n - step for n in range(WIDTH)]
-        lower = [n + step if n & step == 0 else WIDTH + n for n in range(WIDTH)]
-        lines = [
-            builder.shuffle_vector(lines[n & ~step], lines[n | step], ir.Constant(_word, lower if n & step else upper))
-            for n in range(WIDTH)
-        ]
-    return lines
+no_sums = cast(Callable[[], Sums], _no_sums)
+"""Inside kernels only: sixteen zeros."""
 
 
-add_squares = cast(Callable[[NDArray[np.float64], NDArray[np.float32]], None], _add_squares)
-"""Inside kernels only: add the squares of the numbers of each of a block's sixteen lines to its sum, in their order."""
+@intrinsic
+def _with_squares(typing_context: Any, sums: Any, lanes: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        wide = builder.fpext(arguments[1], _double)
+        return _call(builder, "llvm.fma.v16f64", _double, wide, wide, arguments[0])  # a square is exact in float64
+
+    return SUMS(SUMS, LANES), generate
+
+
+with_squares = cast(Callable[[Sums, Lanes], Sums], _with_squares)
+"""Inside kernels only: sums with the squares of lanes added."""
+
+
+@intrinsic
+def _total(typing_context: Any, sums: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        (sums,), size = arguments, WIDTH
+        while size > 1:
+            size //= 2
+            halves = ([first + n for n in range(size)] for first in (0, size))
+            low, high = (
+                builder.shuffle_vector(sums, sums, ir.Constant(ir.VectorType(_lane, size), half)) for half in halves
+            )
+            sums = builder.fadd(low, high)
+        return builder.extract_element(sums, _lane(0))
+
+    return types.float64(SUMS), generate
+
+
+total = cast(Callable[[Sums], float], _total)
+"""Inside kernels only: sixteen sums added up: the second half to the first, and so on."""
 
 
 # -- a line of an index ------------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """Rows `[value | state]` of an arena: reading, making, and the update rules.
 
-Every rule is elementwise, but for the sum in RowWiseAdagrad, which goes through one row in order: a row's result
+Every rule is elementwise, but for the sum in RowWiseAdagrad, which is that of one row: a row's result
 depends on nothing but that row's numbers. Formulas and their sources are in `optim.py`; factors that need powers are
 computed in plain Python by the caller (`pserver/rules.py`).
 
@@ -12,10 +12,24 @@ from typing import NamedTuple
 
 import numpy as np
 
-from evergrad.kernels.arrays import Floats, Keys, Numbers, Rows
+from evergrad.kernels.arrays import Floats, Keys, Rows
 from evergrad.kernels.initial import FIRST, SCRATCH, First, Scratch, fill_row, write_tails
 from evergrad.kernels.jit import f32, f64, flag, i64, inline, kernel, prefetch, reads, void, writes
-from evergrad.kernels.lanes import GRADS, WIDTH, Count, Lanes, Wired, add_squares, fused, load, over, root, store
+from evergrad.kernels.lanes import (
+    GRADS,
+    WIDTH,
+    Count,
+    Lanes,
+    Wired,
+    fused,
+    load,
+    no_sums,
+    over,
+    root,
+    store,
+    total,
+    with_squares,
+)
 from evergrad.kernels.spans import decayed, descended, descended_with_momentum, ftrl
 
 _AHEAD = 32
@@ -137,45 +151,30 @@ def adagrad_rows(arena: Floats, rows: Rows, grads: Wired, lr: float, decay: floa
         over(_adagrad, dim, (Row(arena, rows[i] * 2 * dim, dim, flat, i * dim), lr, decay, eps))
 
 
-def scratch() -> tuple[Floats, Numbers]:
-    """What `rowwise_adagrad_rows` works in: a line of each of so many rows, and their sums."""
-    return np.empty(WIDTH * WIDTH, np.float32), np.empty(WIDTH)
-
-
 @inline
-def _squares(
-    at: int, count: Count, arena: Floats, rows: Rows, grads: Wired, dim: int, first: int, decay: float, block: Floats,
-    sums: Numbers,
-) -> None:  # fmt: skip
-    """Add the squares of a line of the gradients of `WIDTH` rows from `first` on to their sums, column by column.
-
-    Many rows at a time, because one sum waits for itself. Beyond the end it is the last row once more.
-    """
-    for k in range(WIDTH):
-        i = min(first + k, rows.size - 1)
-        grad = load(grads, i * dim + at, count)
-        if decay != 0.0:
-            grad = decayed(grad, decay, load(arena, rows[i] * (dim + 1) + at, count))
-        store(block, k * WIDTH, None, grad)
-    add_squares(sums, block)
+def _sum_of_squares(row: Row, decay: float) -> float:
+    """Of a row's gradient with weight decay: sixteen sums side by side, since one would wait for itself, then theirs."""
+    rest, sums = row.dim % WIDTH, no_sums()
+    for at in range(0, row.dim - rest, WIDTH):
+        sums = with_squares(sums, decayed(grad_of(row, at, None), decay, part(row, 0, at, None)))
+    if rest:
+        at = row.dim - rest
+        sums = with_squares(sums, decayed(grad_of(row, at, rest), decay, part(row, 0, at, rest)))
+    return total(sums)
 
 
-@kernel(void, writes(f32), reads(i64), GRADS, f32, f32, f32, writes(f32), writes(f64))
-def rowwise_adagrad_rows(
-    arena: Floats, rows: Rows, grads: Wired, lr: float, decay: float, eps: float, block: Floats, sums: Numbers
-) -> None:
-    """RowWiseAdagrad once for each of the different `rows`, whose last float is the accumulator; see `scratch`."""
+@kernel(void, writes(f32), reads(i64), GRADS, f32, f32, f32)
+def rowwise_adagrad_rows(arena: Floats, rows: Rows, grads: Wired, lr: float, decay: float, eps: float) -> None:
+    """RowWiseAdagrad once for each of the different `rows`, whose last float is the accumulator."""
     n, dim = grads.shape
     flat = grads.reshape(-1)
-    for first in range(0, n, WIDTH):
-        sums[:] = 0.0
-        over(_squares, dim, (arena, rows, flat, dim, first, decay, block, sums))
-        for i in range(first, min(first + WIDTH, n)):
-            prefetch_ahead(arena, rows, i, dim + 1)
-            start = rows[i] * (dim + 1)
-            s = np.float32(np.float64(arena[start + dim]) + sums[i - first] / dim)
-            arena[start + dim] = s
-            over(_sgd, dim, (Row(arena, start, dim, flat, i * dim), lr / (np.sqrt(s) + eps), decay))
+    for i in range(n):
+        prefetch_ahead(arena, rows, i, dim + 1)
+        start = rows[i] * (dim + 1)
+        row = Row(arena, start, dim, flat, i * dim)
+        s = np.float32(np.float64(arena[start + dim]) + _sum_of_squares(row, decay) / dim)
+        arena[start + dim] = s
+        over(_sgd, dim, (row, lr / (np.sqrt(s) + eps), decay))
 
 
 @inline

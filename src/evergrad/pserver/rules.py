@@ -45,7 +45,7 @@ def apply_rows(rule: RuleSpec, arena: Floats, rows: Keys, grads: Wired, lr: floa
             rules.adagrad_rows(arena, rows, grads, _decayed_rate(rule, lr, updates), decay, hyper["eps"])
         case RuleName.ROWWISE_ADAGRAD:
             rate = _decayed_rate(rule, lr, updates)
-            rules.rowwise_adagrad_rows(arena, rows, grads, rate, decay, hyper["eps"], *rules.scratch())
+            rules.rowwise_adagrad_rows(arena, rows, grads, rate, decay, hyper["eps"])
         case RuleName.ADAM | RuleName.ADAMW:
             beta1, beta2 = hyper["beta1"], hyper["beta2"]
             step_size = lr * sqrt(1 - beta2**updates) / (1 - beta1**updates)
