@@ -1,9 +1,9 @@
 """What every update rule costs beside Adagrad: `python benchmarks/rules.py`.
 
 A push of random rows into an arena that has them all, a rule and Adagrad in turn, so that neither finds anything of its
-own arena in a cache; the median of each counts. The time of a rule over Adagrad's is divided by the cache lines it moves
-over those that Adagrad moves: each line of a row is read and written, each line of a gradient read. A row of dim 32 with
-one float of state lies in three or four lines, as one of Adagrad's in four.
+own arena in a cache; the median of each counts. The time of a rule over Adagrad's is divided by the cache lines it
+moves over those that Adagrad moves: each line of a row is read and written, each line of a gradient read. A row of dim
+32 with one float of state lies in three lines, one of Adagrad's in four.
 """
 
 import argparse

@@ -153,7 +153,7 @@ def adagrad_rows(arena: Floats, rows: Rows, grads: Wired, lr: float, decay: floa
 
 @inline
 def _sum_of_squares(row: Row, decay: float) -> float:
-    """Of a row's gradient with weight decay: sixteen sums side by side, since one would wait for itself, then theirs."""
+    """Of a row's gradient with weight decay: sixteen sums side by side, since one waits for itself, then theirs."""
     rest, sums = row.dim % WIDTH, no_sums()
     for at in range(0, row.dim - rest, WIDTH):
         sums = with_squares(sums, decayed(grad_of(row, at, None), decay, part(row, 0, at, None)))
