@@ -53,8 +53,8 @@ class Async:
     Args:
         batches_per_task: consecutive batches handed to a trainer at a time.
         backup_after: as in `Sync`, for a task.
-        ahead: whether a trainer pulls for the next batch of its task, and pushes, while it computes; the next batch
-            then lacks the update of the present one. False: it waits for both.
+        ahead: whether a trainer pulls for the next batch, and pushes, while it computes; the next batch then lacks the
+            update of the present one. False: it waits for both.
         max_staleness: a trainer begins a batch only when it has done at most so many batches more than the slowest
             trainer that has a task; 0: they go in lockstep. None: no trainer waits for another.
         push_every: batches of a task whose gradients are pushed as one, their mean over samples.

@@ -48,9 +48,7 @@ def _wrong_end(master: Master) -> str | None:
 def _judge_calls(world: "World", model_at: Callable[[Call], dict], totals: dict[Call, np.ndarray]) -> None:
     """Evaluations and savings saw the model of their place in the script, and every saving was done."""
     watch, plan = world.watch, world.plan
-    # a step that scripts leave an epoch in, or that does without late tasks, may be another when it is computed again
-    may_differ = plan.update.drop_after_s is not None or any(epoch.leave for epoch in plan.epochs)
-    unsure = watch.unsure if may_differ else set()
+    unsure = watch.unsure if plan.may_differ else set()
     for call, results in watch.results.items():
         if call not in unsure and results.tobytes() != totals[call].tobytes():
             world.fault(Kind.EVALUATION, f"evaluation {call} found {results}, not {totals[call]}")

@@ -224,6 +224,11 @@ class Plan:
         return self.update.is_sync
 
     @property
+    def may_differ(self) -> bool:
+        """A step that an epoch is left in, or that does without late tasks, may be another when it is done again."""
+        return self.update.drop_after_s is not None or any(epoch.leave for epoch in self.epochs)
+
+    @property
     def is_local(self) -> bool:
         return self.update.name is UpdateName.LOCAL_SGD
 

@@ -73,9 +73,16 @@ def test_the_model_is_the_same_however_messages_are_cut_and_for_any_number_of_ps
     tmp_path: Path, update: Update, wire: str
 ) -> None:
     whole, _ = trained(tmp_path, update, wire)
-    assert trained(tmp_path, update, wire, message_bytes=300)[0] == whole
     assert trained(tmp_path, update, wire, pservers=3)[0] == whole
+    if isinstance(update, eg.Async) and update.ahead:
+        return  # the later parts of what is pulled ahead may be read before or after the push under way is applied
+    assert trained(tmp_path, update, wire, message_bytes=300)[0] == whole
     assert trained(tmp_path, update, wire, pservers=3, message_bytes=100)[0] == whole
+
+
+def test_pulling_ahead_goes_on_from_task_to_task(tmp_path: Path) -> None:
+    short, long = (trained(tmp_path, eg.Async(batches_per_task=count))[0] for count in (3, 10))
+    assert short == long, "an epoch of ten batches is the same in four tasks as in one"
 
 
 @pytest.mark.parametrize(("wire", "bound"), [("bfloat16", 2e-2), ("float16", 2e-3)])

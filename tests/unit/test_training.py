@@ -170,16 +170,28 @@ def test_a_closed_epoch_hands_out_nothing_and_counts_nothing(make):
 def test_an_async_task_says_all_that_a_trainer_needs():
     epoch = async_epoch(samples=10, batches=2, batch_size=2, first=40)
     tasks = take(epoch, A, B, C)
-    assert [(t.epoch, t.task, t.start, t.stop, t.first) for t in tasks] == [
-        (3, 0, 0, 4, 40), (3, 1, 4, 8, 42), (3, 2, 8, 10, 44),
+    assert [(t.epoch, t.task, t.start, t.stop, t.first, t.following) for t in tasks] == [
+        (3, 0, 0, 4, 40, 1), (3, 2, 8, 10, 44, None), (3, 1, 4, 8, 42, None),
     ]  # fmt: skip
+
+
+def test_an_async_trainer_gets_the_task_that_was_to_follow_if_nobody_else_had_nothing_to_do():
+    epoch = async_epoch(samples=20, batches=1, batch_size=2)
+    (first,) = take(epoch, A)
+    others = take(epoch, B, C)
+    assert first.following == 1
+    assert [t.task for t in others] == [2, 4]
+    epoch.finish(done(first), 0.0)
+    epoch.release(A)
+    (second,) = take(epoch, A)
+    assert (second.task, second.following) == (1, 6)
 
 
 def test_an_async_epoch_is_over_when_all_its_tasks_are_done():
     epoch = async_epoch()
     tasks = take(epoch, A, B, C)
     counted = [epoch.finish(done(task), 0.0) for task in tasks]
-    assert counted == [4, 4, 2]
+    assert counted == [4, 2, 4]
     assert epoch.is_closed
     assert epoch.step == epoch.steps == 3
 

@@ -9,7 +9,7 @@ from evergrad.job.ahead import Ahead
 from evergrad.job.arguments import added
 from evergrad.job.batch import Fetched, OpenBatch, Read
 from evergrad.job.held_rows import HeldRows
-from evergrad.messages import AsyncTask, Partial, Schema
+from evergrad.messages import AsyncTask, Generation, Partial, Schema
 from evergrad.trainer.accumulated import Accumulated, Contribution
 from evergrad.trainer.exchange import Flow
 from evergrad.trainer.session import AtTask, Session
@@ -18,6 +18,8 @@ from evergrad.trainer.trainer import PushRefused, RowGrads, SpanGrads, Void
 Ask = Callable[[Read, HeldRows | None], Fetched]
 """Asks for what a batch needs beyond what is held."""
 Metrics = dict[str, Partial]
+ReadingOf = Callable[[int], Ahead[Read]]
+"""The batches of a task of the same epoch, by its number."""
 
 
 class _Pushing(NamedTuple):
@@ -30,12 +32,24 @@ class _Pushing(NamedTuple):
     flow: Flow[None]
 
 
+class _Prepared(NamedTuple):
+    """The task that is likely to come next, whose first batch is asked for already."""
+
+    generation: Generation
+    epoch: int
+    task: int
+    reading: Ahead[Read]
+    fetched: Fetched
+    held: HeldRows | None
+
+
 class AsyncTasks:
     """Runs through asynchronous tasks, batch by batch.
 
     A task's batches are pushed in groups of `push_every`, counted from its beginning, so that all trainers cut it
     alike; it is resumed where a group begins. Everything is pulled anew every `pull_every` batches, and where a task is
-    begun or resumed.
+    begun or resumed. For the first batch of the task that is likely to follow is pulled as for the next one of a task:
+    between two tasks a trainer would else wait for as long as a push, a pull and reading a batch take.
 
     Args:
         session: the conversation with the job.
@@ -58,9 +72,10 @@ class AsyncTasks:
         self._group: Accumulated | None = None
         self._first = self._stop = 0
         self._pushing: _Pushing | None = None
+        self._prepared: _Prepared | None = None
 
     def run(
-        self, task: AsyncTask, schema: Schema, reading: Ahead[Read], ask: Ask
+        self, task: AsyncTask, schema: Schema, reading_of: ReadingOf, ask: Ask
     ) -> Generator[Any, None, Metrics | None]:
         """The batches of a task from where the pservers stand on.
 
@@ -68,7 +83,7 @@ class AsyncTasks:
             The metrics of all batches once every pserver has applied them; None if the task counts no more.
         """
         try:
-            return (yield from self._run(task, schema, reading, ask))
+            return (yield from self._run(task, schema, reading_of, ask))
         except GeneratorExit:
             with suppress(Void):
                 self._finish_push()
@@ -80,6 +95,10 @@ class AsyncTasks:
         finally:
             self._group = self._pushing = None
 
+    def forget(self) -> None:
+        """No task follows the last one."""
+        self._prepared = None
+
     def contribute(self, batch: OpenBatch, rows: Sequence[RowGrads], spans: Sequence[SpanGrads]) -> None:
         """The open batch contributes these; its group is pushed if it is the last, once the one before is applied."""
         task = batch.task
@@ -89,18 +108,27 @@ class AsyncTasks:
         if batch.number + 1 == self._stop:
             self._push(task)
 
-    def _run(self, task: AsyncTask, schema: Schema, reading: Ahead[Read], ask: Ask) -> Generator[Any, None, Metrics]:
+    def _run(self, task: AsyncTask, schema: Schema, reading_of: ReadingOf, ask: Ask) -> Generator[Any, None, Metrics]:
+        prepared = self._take_prepared(task)
+        reading = reading_of(task.task) if prepared is None else prepared.reading
         update, count, metrics = schema.update, reading.count, Metrics()
-        held: HeldRows | None = None
-        ahead: Fetched | None = None
+        following = reading_of(task.following) if self._is_ahead and task.following is not None else None
         first = self._session.driver.run(self._session.trainer.where(task))
         self._applied(task, first)
+        held, ahead = (None, None) if prepared is None or first else (prepared.held, prepared.fetched)
 
-        def fetch(number: int) -> Fetched:
+        def place(number: int) -> tuple[Ahead[Read] | None, int]:
+            """Where a batch is read, counted on into the task that follows."""
+            return (reading, number) if number < count else (following, number - count)
+
+        def fetch(number: int) -> Fetched | None:
             nonlocal held
-            if update.pull_every > 1 and (number == first or number % update.pull_every == 0):
+            of_task, at = place(number)
+            if of_task is None:
+                return None
+            if update.pull_every > 1 and (number == first or at % update.pull_every == 0):
                 held = HeldRows(schema.tables)
-            return ask(reading.take(number), held)
+            return ask(of_task.take(at), held)
 
         for number in range(first, count):
             if number % update.push_every == 0:
@@ -109,21 +137,30 @@ class AsyncTasks:
             if update.max_staleness is not None:
                 self._session.driver.run(self._session.trainer.may_begin(task, number - first))
             fetched, ahead = ahead or fetch(number), None
-            if self._is_ahead and number + 1 < count:
+            assert fetched is not None  # the task has it
+            if self._is_ahead:
                 with suppress(Exception):  # it is read again in its turn, and raises there
                     ahead = fetch(number + 1)
             batch = OpenBatch(task, task.first + number, fetched.read.samples, number)
             opened = self._enter(batch, fetched)
-            if self._is_ahead:
-                reading.start(number + 2)
+            of_task, at = place(number + 2)
+            if self._is_ahead and of_task is not None:
+                of_task.start(at)
             yield opened
             self._check(batch)
             if number + 1 == self._stop and self._group is not None:
                 self._push(task)
-            if ahead is None:
+            if number + 1 == count or ahead is None:
                 self._finish_push()
             metrics = added(metrics, batch.metrics)
+        if ahead is not None and following is not None and task.following is not None:
+            self._prepared = _Prepared(task.generation, task.epoch, task.following, following, ahead, held)
         return metrics
+
+    def _take_prepared(self, task: AsyncTask) -> _Prepared | None:
+        prepared, self._prepared = self._prepared, None
+        is_it = prepared is not None and prepared[:3] == (task.generation, task.epoch, task.task)
+        return prepared if is_it else None
 
     def _push(self, task: AsyncTask) -> None:
         """Start to push what the present group contributes."""

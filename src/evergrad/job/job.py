@@ -4,7 +4,7 @@ import os
 import warnings
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping
-from pathlib import Path
+from functools import partial
 from typing import Any
 from weakref import ref
 
@@ -14,13 +14,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from evergrad.checkpoint.model import new_model
 from evergrad.checkpoint.plan import Checkpoints
 from evergrad.checkpoint.storage import absolute_url, shared_url
 from evergrad.checks import whole_number
 from evergrad.data.dataset import Dataset, reads_anywhere
 from evergrad.data.order import epoch_order
-from evergrad.errors import ConfigError, EvergradError
+from evergrad.errors import ConfigError
 from evergrad.heap import keep_freed_memory
 from evergrad.job.ahead import Ahead, Reader
 from evergrad.job.alignment import aligned
@@ -32,7 +31,7 @@ from evergrad.job.dense import NotFinite, Rules
 from evergrad.job.held_rows import HeldRows
 from evergrad.job.numerics import fingerprint
 from evergrad.job.optimizer import JobOptimizer
-from evergrad.job.saving import save_tables
+from evergrad.job.saving import save
 from evergrad.messages import (
     INIT_STEP,
     NEWEST,
@@ -45,7 +44,6 @@ from evergrad.messages import (
     InitTask,
     Over,
     Partial,
-    SaveDone,
     SaveTask,
     Schema,
     SyncTask,
@@ -60,6 +58,7 @@ from evergrad.messages import (
 )
 from evergrad.metrics import mean, result
 from evergrad.optim import fixed_rate
+from evergrad.schedule import async_task
 from evergrad.trainer import session as sessions
 from evergrad.trainer.session import AtTask, Session
 from evergrad.trainer.trainer import NO_OFFER, Answer, Offer, PushRefused, Void
@@ -259,7 +258,7 @@ class Job:
                     case SyncTask():
                         yield from self._sync_task(task, data, spec, shuffle)
                     case AsyncTask():
-                        yield from self._async_task(task, data, spec, shuffle, reader)
+                        yield from self._async_task(task, data, spec, shuffle, reader if reads_anywhere(data) else None)
                     case Over():
                         return
         except BaseException:
@@ -269,6 +268,7 @@ class Job:
             raise
         finally:
             reader.close()
+            self._async.forget()
             self._close_batch()
 
     def _sync_task(self, task: SyncTask, data: Dataset, spec: DataSpec, shuffle: bool) -> Batches:
@@ -330,19 +330,23 @@ class Job:
             self._warn(f"the batches of a task were left out: {exc}", left_out=1)
         return TrainDone(task.generation, task.attempt, contributed, metrics)
 
-    def _async_task(self, task: AsyncTask, data: Dataset, spec: DataSpec, shuffle: bool, reader: Reader) -> Batches:
-        ids = epoch_order(spec.samples, self._schema.seed, task.epoch, np.arange(task.start, task.stop), shuffle)
-        at = Version(task.generation, NEWEST)
+    def _async_task(
+        self, task: AsyncTask, data: Dataset, spec: DataSpec, shuffle: bool, reader: Reader | None
+    ) -> Batches:
+        at, size, count = Version(task.generation, NEWEST), spec.batch_size, self._schema.update.batches
 
-        def read(number: int) -> Read:
-            part = ids[number * spec.batch_size : (number + 1) * spec.batch_size]
-            seed = self._mixed_seed("task", task.epoch, task.first + number, 0)
-            return self._read(at, data, part, seed, training=True)
+        def reading(number: int) -> Ahead[Read]:
+            start, stop = async_task(spec.samples, size, count, number)
 
-        def request(read: Read, held: HeldRows | None) -> Fetched:
-            return self._request(at, read, training=True, held=held)
+            def read(batch: int) -> Read:
+                positions = np.arange(start + batch * size, min(start + (batch + 1) * size, stop))
+                ids = epoch_order(spec.samples, self._schema.seed, task.epoch, positions, shuffle)
+                step = task.first + (number - task.task) * count + batch
+                return self._read(at, data, ids, self._mixed_seed("task", task.epoch, step, 0), training=True)
 
-        reading = Ahead(read, -(-ids.size // spec.batch_size), reader if reads_anywhere(data) else None)
+            return Ahead(read, -(-(stop - start) // size), reader)
+
+        request = partial(self._request, at, training=True)
         metrics = yield from self._async.run(task, self._schema, reading, request)
         if metrics is not None:
             self._session.done = TrainDone(task.generation, task.attempt, True, metrics)
@@ -460,23 +464,8 @@ class Job:
             if isinstance(answer, Over):
                 return
             if isinstance(answer, SaveTask):
-                self._session.done = self._save(answer, target)
-
-    def _save(self, task: SaveTask, path: Path) -> SaveDone | None:
-        """Save; returns what to report, or None if it falls to another trainer."""
-        bound = self._check_bound("save_model")
-        at = Version(task.generation, task.version)
-        try:
-            with new_model(path, self._schema.seed) as writer:
-                writer.dense(bound.dense_at(at))
-                save_tables(self._session, task, bound.tables, writer)
-                if not self.is_leader():  # frozen meanwhile, and another one has saved, or will
-                    raise Void(task.generation)
-        except EvergradError as exc:
-            return SaveDone(task.generation, task.attempt, f"save_model: {exc}")
-        except Void:
-            return None
-        return SaveDone(task.generation, task.attempt)
+                bound = self._check_bound("save_model")
+                self._session.done = save(self._session, bound, answer, target, self._schema.seed)
 
     # -- the optimizer calls -------------------------------------------------------------------------------------------
 
@@ -540,7 +529,7 @@ class Job:
 
     def _fetch(self, at: Version, data: Dataset, ids: NDArray[np.int64], seed: int, training: bool) -> Fetched:
         """Fetch a batch and ask for what it needs of the model."""
-        return self._request(at, self._read(at, data, ids, seed, training), training)
+        return self._request(at, self._read(at, data, ids, seed, training), training=training)
 
     def _read(self, at: Version, data: Dataset, ids: NDArray[np.int64], seed: int, training: bool) -> Read:
         if not reads_anywhere(data):
@@ -548,7 +537,7 @@ class Job:
         batch = aligned(data.fetch(ids))
         return Read(batch, self._check_bound("batches").rows_of(at, batch, training), seed, ids.size)
 
-    def _request(self, at: Version, read: Read, training: bool, held: HeldRows | None = None) -> Fetched:
+    def _request(self, at: Version, read: Read, held: HeldRows | None = None, *, training: bool) -> Fetched:
         return Fetched(read, self._check_bound("batches").request(at, read.rows, training, held))
 
     def _enter(self, batch: "OpenBatch | None", fetched: Fetched) -> Any:

@@ -20,6 +20,7 @@ from evergrad.kernels.arrays import Floats, Integers, Keys, Rows
 from evergrad.kernels.entry import EMPTY, Integer, last_of
 from evergrad.kernels.hashing import SLOT_SHIFT, hash_key
 from evergrad.kernels.jit import f32, i32, i64, inline, kernel, prefetch, reads, record, u8, void, writes
+from evergrad.kernels.lanes import prefetch_row
 
 FROM, LIMIT, STEP, STRIDE, WIDTH, MOST_ROWS, TOP = range(7)
 """Of `Aside.state`: the first slot not handed out, counted from the first of the index; one more than the greatest
@@ -32,7 +33,6 @@ CHUNK_WORDS = 128
 CANDIDATE = 2
 _USED_BITS = 3
 _AHEAD = 32
-_LINE = 16
 
 
 class Aside(NamedTuple):
@@ -181,8 +181,7 @@ def keep(aside: Aside, first_slot: int, keys: Keys, rows: Rows, which: Integers)
     for j in range(n):
         if j + _AHEAD < n:
             row = rows[which[j + _AHEAD]]
-            for at in range(0, stride, _LINE):
-                prefetch(aside.rows, row * stride + at)
+            prefetch_row(aside.rows, row * stride, stride, stride)
             prefetch(aside.notes, 2 * row)
         key, row = keys[which[j]], rows[which[j]]
         slot = np.int64(hash_key(key) >> SLOT_SHIFT) - first_slot

@@ -23,6 +23,7 @@ from evergrad.kernels.entry import EMPTY, MOST_COUNT, Integer, as_candidate, cou
 from evergrad.kernels.hashing import SLOT_SHIFT, hash_key
 from evergrad.kernels.index import INDEX, NOT_OURS, Index, entry_of, has_room, settle, span_of
 from evergrad.kernels.jit import f32, flag, i32, i64, inline, kernel, prefetch, reads, record, void, writes
+from evergrad.kernels.lanes import prefetch_row
 
 Notes = NDArray[np.int32]
 Counts = NDArray[np.int32]
@@ -30,7 +31,6 @@ Counts = NDArray[np.int32]
 WRONG = -2
 """As a count: the slots hold more than there is room for, or a candidate has an entry already."""
 _AHEAD = 48
-_LINE = 16
 _DIGITS, _VALUES = 8, 256
 _FEW = 24
 
@@ -180,12 +180,10 @@ def list_entries(index: Index, aside: Aside, begin: int, end: int, is_candidate:
 def _prefetch_row(aside: Aside, what: Integer) -> None:
     stride = aside.state[STRIDE]
     if what >= 0:
-        for at in range(0, stride, _LINE):
-            prefetch(aside.rows, what * stride + at)
+        prefetch_row(aside.rows, what * stride, stride, stride)
         prefetch(aside.notes, 2 * what)
     else:
-        for at in range(0, stride, _LINE):
-            prefetch(aside.floats, 2 * -what + at)
+        prefetch_row(aside.floats, 2 * -what, stride, stride)
 
 
 @kernel(void, ASIDE, reads(i64), writes(f32), writes(i32))

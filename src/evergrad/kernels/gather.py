@@ -3,8 +3,8 @@
 import numpy as np
 
 from evergrad.kernels.arrays import Floats, Rows
-from evergrad.kernels.jit import f32, i64, inline, kernel, prefetch, reads, writes
-from evergrad.kernels.lanes import WIDTH, WIRE, Count, Wired, load, over, store
+from evergrad.kernels.jit import f32, i64, inline, kernel, reads, writes
+from evergrad.kernels.lanes import WIRE, Count, Wired, load, over, prefetch_row, store
 
 _AHEAD = 32
 _LINE_BYTES = 64
@@ -31,9 +31,7 @@ def copy_rows(arena: Floats, stride: int, rows: Rows, out: Wired) -> int:
     missing = 0
     for i in range(-_AHEAD, n):
         if i + _AHEAD < n:
-            start = rows[i + _AHEAD] * stride
-            for at in range(start // WIDTH * WIDTH, start + dim, WIDTH):
-                prefetch(arena, at)
+            prefetch_row(arena, rows[i + _AHEAD] * stride, dim, stride)
         if i >= 0:
             if rows[i] < 0:
                 missing += 1

@@ -43,6 +43,9 @@ FREE = CLASSES + 2
 NOT_OURS = -1
 """As the count of keys done: a key belongs to a slot that is not owned."""
 _AHEAD = 40
+_FURTHER = 16
+"""So long before the home of a key is asked for its slot's region is, which nobody has used for a while where there are
+many tables."""
 _LEAST_FULL, _SPREAD = 76, 32
 """A slot's region is enlarged when 76 to 107 of 128 entries are used, by the slot's number: slots have about the same
 number of rows, and would else all be enlarged by the same few updates."""
@@ -227,6 +230,21 @@ def _home(index: Index, hashed: np.uint64) -> Integer:
 
 
 @inline
+def _hash_ahead(index: Index, keys: Keys, rows: Rows, begin: Integer, i: Integer) -> None:
+    """What keys after the i-th need before their rows can be found, each a little before the next.
+
+    Key `i + _AHEAD + _FURTHER` is hashed and its region asked for, key `i + _AHEAD` has its home in `rows` then.
+    """
+    later, soon = i + _AHEAD + _FURTHER, i + _AHEAD
+    if later < keys.size:
+        hashed = hash_key(keys[later])
+        rows[later] = np.int64(hashed)
+        prefetch(index.regions, np.int64(hashed >> SLOT_SHIFT) - index.first_slot)
+    if begin <= soon < keys.size:
+        rows[soon] = _home(index, np.uint64(rows[soon]))
+
+
+@inline
 def _row_from(index: Index, home: Integer, key: np.int64) -> Integer:
     """The row of a key whose probing begins at the entry `home`, or a negative number where it has none."""
     row: Integer = row_in_line(index.entries, 2 * home, key)
@@ -246,10 +264,8 @@ def find(index: Index, keys: Keys) -> Rows:
 
 @kernel(void, INDEX, reads(i64), writes(i64))
 def _find(index: Index, keys: Keys, rows: Rows) -> None:
-    n = keys.size
-    for i in range(-_AHEAD, n):
-        if i + _AHEAD < n:
-            rows[i + _AHEAD] = _home(index, hash_key(keys[i + _AHEAD]))
+    for i in range(-_AHEAD - _FURTHER, keys.size):
+        _hash_ahead(index, keys, rows, 0, i)
         if i >= 0 and rows[i] >= 0:
             rows[i] = _row_from(index, rows[i], keys[i])
 
@@ -299,9 +315,8 @@ def find_or_make(index: Index, keys: Keys, begin: int, made: int, rows: Rows, ne
     """
     n = keys.size
     moved = begin  # the homes of keys before it may be out of date
-    for i in range(begin - _AHEAD, n):
-        if i + _AHEAD < n:
-            rows[i + _AHEAD] = _home(index, hash_key(keys[i + _AHEAD]))
+    for i in range(begin - _AHEAD - _FURTHER, n):
+        _hash_ahead(index, keys, rows, begin, i)
         if i < begin:
             continue
         key = keys[i]

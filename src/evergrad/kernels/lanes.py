@@ -21,7 +21,7 @@ from numba.core.typing.templates import AbstractTemplate
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from evergrad.kernels.jit import f32, f64, i16, inline, reads, u16
+from evergrad.kernels.jit import Integer, f32, f64, i16, inline, prefetch, reads, u16
 
 Lanes = np.float32
 """Inside kernels: sixteen float32. A plain number that meets them is taken sixteen times."""
@@ -322,6 +322,26 @@ def over(step: Callable[..., None], size: int, arguments: tuple[Any, ...]) -> No
     rest = size % WIDTH
     if rest:
         step(size - rest, rest, *arguments)
+
+
+@inline
+def prefetch_row(arena: NDArray[Any], start: Integer, size: int, stride: int) -> None:
+    """Start loading the first `size` numbers of a row of an arena whose rows begin `stride` numbers apart.
+
+    The first lines stand here one by one: a loop over them takes longer to begin than they do.
+    """
+    prefetch(arena, start)
+    if size > WIDTH:
+        prefetch(arena, start + WIDTH)
+    if size > 2 * WIDTH:
+        prefetch(arena, start + 2 * WIDTH)
+    if size > 3 * WIDTH:
+        prefetch(arena, start + 3 * WIDTH)
+    if size > 4 * WIDTH:
+        for at in range(4 * WIDTH, size, WIDTH):
+            prefetch(arena, start + at)
+    if (size | stride) % WIDTH:
+        prefetch(arena, start + size - 1)  # a row that begins inside a line ends in one more
 
 
 # -- sums in float64 ---------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import numpy as np
 
 from evergrad.kernels.arrays import Floats, Keys, Rows
 from evergrad.kernels.initial import FIRST, SCRATCH, First, Scratch, fill_row, write_tails
-from evergrad.kernels.jit import f32, f64, flag, i64, inline, kernel, prefetch, reads, void, writes
+from evergrad.kernels.jit import f32, f64, flag, i64, inline, kernel, reads, void, writes
 from evergrad.kernels.lanes import (
     GRADS,
     WIDTH,
@@ -25,6 +25,7 @@ from evergrad.kernels.lanes import (
     load,
     no_sums,
     over,
+    prefetch_row,
     root,
     store,
     total,
@@ -68,9 +69,7 @@ def grad_of(row: Row, at: int, count: Count) -> Lanes:
 def prefetch_ahead(arena: Floats, rows: Rows, i: int, stride: int) -> None:
     """Start loading the row that will be needed a little after row `i` of `rows`."""
     if i + _AHEAD < rows.size:
-        start = rows[i + _AHEAD] * stride
-        for at in range(start // WIDTH * WIDTH, start + stride, WIDTH):
-            prefetch(arena, at)
+        prefetch_row(arena, rows[i + _AHEAD] * stride, stride, stride)
 
 
 @kernel(void, writes(f32), i64, i64, reads(i64), reads(i64), FIRST, SCRATCH, f32)

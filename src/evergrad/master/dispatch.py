@@ -51,6 +51,7 @@ class TaskPool:
     def __init__(self, indices: Sequence[int], numbers: AttemptNumbers, owners: Mapping[int, Member] | None) -> None:
         self._numbers = numbers
         self._owners = {} if owners is None else owners
+        self._put_by: dict[Member, int] = {}
         self._fresh = iter(indices if owners is None else ())
         self._fresh_left = len(indices) if owners is None else 0
         self._todo: dict[int, None] = {} if owners is None else dict.fromkeys(indices)
@@ -61,8 +62,8 @@ class TaskPool:
     def hand_out(self, member: Member, now: float, backup_after_s: float | None) -> tuple[int, Attempt] | None:
         """An attempt for a member that holds none; None if there is nothing for it.
 
-        Of a task it owned before, else of one nobody owns, else of any todo, else a second one of a task pending for
-        longer than `backup_after_s` (None: never).
+        Of the task that is put by for it, else of one it owned before, else of one nobody owns, else of any todo, else
+        a second one of a task pending for longer than `backup_after_s` (None: never).
         """
         index = self._take(member, now, backup_after_s)
         if index is None:
@@ -74,6 +75,14 @@ class TaskPool:
         task.handed_out.add(attempt)
         self._index_of[attempt] = index
         return index, attempt
+
+    def put_by(self, member: Member) -> int | None:
+        """A task nobody has had, for this member to get next; others get it when there is nothing else. None: none."""
+        if not self._fresh_left:
+            return None
+        index = self._put_by[member] = self._take_fresh()
+        self._todo[index] = None
+        return index
 
     def finish(self, attempt: Attempt) -> tuple[int, float | None] | None:
         """An attempt is reported done.
@@ -154,15 +163,22 @@ class TaskPool:
         return {i: min(t.open.values(), key=lambda held: held[1]) for i, t in self._tasks.items() if t.open}
 
     def _take(self, member: Member, now: float, backup_after_s: float | None) -> int | None:
+        mine = self._put_by.pop(member, None)
+        if mine in self._todo:
+            return mine
+        others = self._put_by.values()
         own = (i for i, owner in self._owners.items() if owner == member and i in self._todo)
-        nobodys = (i for i in self._todo if i not in self._owners)
-        index = next(chain(own, nobodys, self._todo), None)
-        if index is not None:
+        nobodys = (i for i in self._todo if i not in self._owners and i not in others)
+        index = next(chain(own, nobodys), None)
+        if index is None and self._fresh_left:
+            index = self._take_fresh()
+        if index is None:
+            index = next(iter(self._todo), None)
+        if index is not None or backup_after_s is None:
             return index
-        if self._fresh_left:
-            self._fresh_left -= 1
-            return next(self._fresh)
-        if backup_after_s is None:
-            return None
         overdue = (i for i, (_, since) in self.pending().items() if now - since > backup_after_s)
         return next((i for i in overdue if len(self._tasks[i].open) == 1), None)
+
+    def _take_fresh(self) -> int:
+        self._fresh_left -= 1
+        return next(self._fresh)

@@ -334,8 +334,10 @@ class AsyncEpoch(Epoch):
         if self.pace is not None:
             self.pace.take(member, attempt)
         start, stop = self._samples(task)
-        first = self._first + task * self._batches
-        return AsyncTask(now.request, now.term, now.generation, attempt, self.number, task, start, stop, first)
+        first, following = self._first + task * self._batches, self._pool.put_by(member)
+        return AsyncTask(
+            now.request, now.term, now.generation, attempt, self.number, task, start, stop, first, following
+        )
 
     def finish(self, done: TrainDone, now_s: float) -> int:
         """All batches of a task are applied on every pserver."""

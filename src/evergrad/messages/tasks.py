@@ -194,7 +194,8 @@ class SyncTask(Message, frozen=True):
 class AsyncTask(Message, frozen=True):
     """Several batches: positions [start, stop) of the epoch order, `batch_size` at a time.
 
-    `first` is the number, counted over all epochs, of the task's first batch: learning rates depend on it.
+    `first` is the number, counted over all epochs, of the task's first batch: learning rates depend on it. `following`
+    is the task that its trainer is likely to get next, so that it can prepare for it; nothing is promised.
     """
 
     request: Request
@@ -206,6 +207,7 @@ class AsyncTask(Message, frozen=True):
     start: int
     stop: int
     first: int
+    following: int | None = None
 
 
 class MayBegin(Message, frozen=True):
