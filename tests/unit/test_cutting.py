@@ -1,11 +1,14 @@
 """Requests and pushes cut into messages of a limit."""
 
+from random import Random
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evergrad.messages import Attempt, Generation, GroupGrads, Push, Request, TableGrads
+from evergrad.messages import Attempt, Generation, GroupGrads, Pulled, Push, Request, TableGrads, Wire
 from evergrad.pserver.parts import Parts
+from evergrad.trainer.collected import Collected
 from evergrad.trainer.cutting import cut_pull, cut_push, packed
 
 ITEMS = st.lists(st.tuples(st.integers(0, 50), st.integers(1, 40)), max_size=6)
@@ -49,3 +52,23 @@ def test_a_push_in_parts_is_the_same_push_whatever_the_order_of_its_parts(limit:
         np.testing.assert_array_equal(before.keys, after.keys)
         np.testing.assert_array_equal(before.grads, after.grads)
     np.testing.assert_array_equal(whole.groups[0].values, groups[0].values)
+
+
+@given(st.integers(1, 300), st.randoms(use_true_random=False))
+def test_a_pull_in_pieces_is_the_same_whatever_the_order_of_its_answers(limit: int, random: Random) -> None:
+    rng = np.random.default_rng(limit)
+    rows = {t: rng.random((n, 3), np.float32) for t, n in ((0, 7), (1, 0), (2, 4))}
+    groups = {0: rng.random(9, np.float32), 1: np.arange(5)}
+    keys = [(t, np.arange(r.shape[0]), 12) for t, r in rows.items()]
+    requests = cut_pull(keys, [(g, values.size, values.itemsize) for g, values in groups.items()], limit)
+    collected, numbers = Collected(Wire.FLOAT32, requests), list(range(len(requests)))
+    random.shuffle(numbers)
+    for number in numbers:
+        of_tables = tuple(rows[t.table][t.keys] for t in requests[number].tables)
+        of_groups = tuple(groups[s.group][s.start : s.stop] for s in requests[number].spans)
+        collected.take(number, Pulled(Request(number), 0, of_tables, of_groups))
+    for table, expected in rows.items():
+        np.testing.assert_array_equal(collected.rows(table), expected)
+    for group, values in groups.items():
+        np.testing.assert_array_equal(collected.group(group), values)
+        assert collected.group(group).dtype == values.dtype

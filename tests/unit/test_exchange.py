@@ -76,6 +76,22 @@ def test_answers_come_in_the_order_of_the_requests():
     assert result(flow) == [Pushed(one), Stale(two, 1, 4)]
 
 
+def test_answers_are_told_of_as_they_come_each_once():
+    exchange, heard = Exchange(), []
+    ids = [exchange.number() for _ in range(3)]
+    flow = exchange.ask([(request, Send("to", Noted(request))) for request in ids], lambda *told: heard.append(told))
+    next(flow)
+    assert heard == []
+    exchange.receive(Pushed(ids[2]))
+    next(flow)
+    exchange.receive(Pushed(ids[0]))
+    next(flow)
+    assert heard == [(2, Pushed(ids[2])), (0, Pushed(ids[0]))]
+    exchange.receive(Pushed(ids[1]))
+    assert result(flow) == [Pushed(request) for request in ids]
+    assert heard[2:] == [(1, Pushed(ids[1]))]
+
+
 def test_the_first_answer_counts_and_a_second_is_dropped():
     exchange = Exchange()
     flow, (request,) = ask(exchange)

@@ -129,9 +129,33 @@ def ready(places=1):
     return peer
 
 
+def test_of_a_large_pull_a_bounded_number_of_pieces_is_asked_for_at_once():
+    peer = ready()
+    peer.trainer._piece_bytes, peer.trainer._pieces = 16, 3  # two rows of two floats
+    flow = peer.trainer.pull(Generation(1), 0, [(0, KEYS[:14])], [], evaluating=False)
+    rounds = []
+    for _ in range(3):
+        next(flow)
+        asked = [send.message for send in peer.exchange.due(0.0)]
+        rounds.append(len(asked))
+        for message in reversed(asked):
+            peer.exchange.receive(pulled(message))
+    assert rounds == [3, 3, 1]
+    assert peer.run(flow, []).rows[0].tolist() == [[key, -key] for key in range(14)]
+
+
+def test_an_answer_of_another_size_than_was_asked_for_is_not_used():
+    peer = ready()
+    flow = peer.trainer.pull(Generation(1), 0, [(0, KEYS)], [], evaluating=False)
+    short = (np.zeros((3, 2), np.float32),)
+    with pytest.raises(InvariantError, match="more or less than it was asked for"):
+        peer.run(flow, lambda message: Pulled(message.request, 0, short, ()))
+
+
 def pulled(message):
     rows = tuple(np.stack([asked.keys, -asked.keys], 1).astype(np.float32) for asked in message.tables)
-    return Pulled(message.request, message.version, rows, tuple(np.arange(3.0, dtype="f4") for _ in message.groups))
+    groups = tuple(np.arange(span.start, span.stop, dtype="f4") for span in message.groups)
+    return Pulled(message.request, message.version, rows, groups)
 
 
 # -- the master --------------------------------------------------------------------------------------------------------
@@ -231,7 +255,8 @@ def test_rows_come_back_in_the_order_of_the_keys_from_however_many_pservers(plac
     assert answer.rows[0].tolist() == [[k, -k] for k in KEYS[::-1]]
     assert answer.rows[1].shape == (0, 2)
     assert answer.version == 6
-    assert [group.tolist() for group in answer.groups] == [[0.0, 1.0, 2.0] * places] * 2
+    spans = [float(element) for place in range(places) for element in range(len(span_owned(27, place, places)))]
+    assert [group.tolist() for group in answer.groups] == [spans] * 2
     assert len(peer.asked) == places
 
 

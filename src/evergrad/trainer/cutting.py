@@ -4,9 +4,16 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from evergrad.messages import GroupGrads, GroupSpan, Keys, TableGrads, TableKeys
+from evergrad.trainer.collected import Wanted
 
 MESSAGE_BYTES = 256 << 20
 """About how large a message may be; a table's row or a dense element is never cut."""
+
+
+PIECE_BYTES = 4 << 20
+"""A pull is asked for in pieces of about this size: one is on its way while the next is put together ..."""
+PIECES = 16
+"""... and so many of them, of one pserver, at a time."""
 
 
 class Piece(NamedTuple):
@@ -41,9 +48,7 @@ def packed(items: Sequence[tuple[int, int]], limit: int) -> list[list[Piece]]:
     return bins
 
 
-def cut_pull(
-    keys: Sequence[tuple[int, Keys, int]], spans: Sequence[tuple[int, int, int]], limit: int
-) -> list[tuple[tuple[TableKeys, ...], tuple[GroupSpan, ...]]]:
+def cut_pull(keys: Sequence[tuple[int, Keys, int]], spans: Sequence[tuple[int, int, int]], limit: int) -> list[Wanted]:
     """What to ask one pserver for, request by request.
 
     Args:
@@ -57,7 +62,7 @@ def cut_pull(
         tables = (p for p in pieces if p.item < len(keys))
         groups = (p for p in pieces if p.item >= len(keys))
         requests.append(
-            (
+            Wanted(
                 tuple(TableKeys(keys[p.item][0], keys[p.item][1][p.start : p.stop]) for p in tables),
                 tuple(GroupSpan(spans[p.item - len(keys)][0], p.start, p.stop) for p in groups),
             )

@@ -5,7 +5,7 @@ knows no clock, socket or thread; whoever drives it sends what is due and hands 
 a simulation otherwise).
 """
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import TypeVar
@@ -41,14 +41,23 @@ class Exchange:
         self._last += 1
         return Request(self._last)
 
-    def ask(self, requests: Sequence[tuple[Request, Send]]) -> Flow[list[Message]]:
-        """Send these and wait until all are answered; the answers come in the order of the requests."""
+    def ask(
+        self, requests: Sequence[tuple[Request, Send]], heard: Callable[[int, Message], None] = lambda *_: None
+    ) -> Flow[list[Message]]:
+        """Send these and wait until all are answered; the answers come in the order of the requests.
+
+        `heard` is told each answer, and the place of its request, while others are still on their way.
+        """
         ids = [request for request, _ in requests]
+        left = dict(enumerate(ids))
         self._open.update((request, _Open(send)) for request, send in requests)
         try:
-            while not all(request in self._answers for request in ids):
+            while True:
+                for place in [place for place, request in left.items() if request in self._answers]:
+                    heard(place, self._answers[left.pop(place)])
+                if not left:
+                    return [self._answers[request] for request in ids]
                 yield
-            return [self._answers[request] for request in ids]
         finally:
             for request in ids:
                 self._open.pop(request, None)

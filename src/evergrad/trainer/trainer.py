@@ -32,7 +32,6 @@ from evergrad.messages import (
     GiveUp,
     GroupGrads,
     GroupKind,
-    GroupSpan,
     Here,
     InitTask,
     Join,
@@ -72,8 +71,8 @@ from evergrad.messages import (
     Wire,
 )
 from evergrad.placement import slots_owned, span_owned
-from evergrad.trainer.collected import Collected, joined
-from evergrad.trainer.cutting import MESSAGE_BYTES, cut_pull, cut_push
+from evergrad.trainer.collected import Collected, Wanted, joined
+from evergrad.trainer.cutting import MESSAGE_BYTES, PIECE_BYTES, PIECES, cut_pull, cut_push
 from evergrad.trainer.exchange import Exchange, Flow
 from evergrad.trainer.routing import Routed, route
 
@@ -182,6 +181,7 @@ class Trainer:
         new_member: makes a new incarnation; called at the first join and whenever the master has declared the last
             one dead.
         message_bytes: larger pulls and pushes are cut into messages of about this size.
+        piece_bytes: larger pulls are cut into pieces of about this size, several of which are asked for at once.
     """
 
     def __init__(
@@ -191,6 +191,7 @@ class Trainer:
         identity: Identity,
         new_member: Callable[[], Member],
         message_bytes: int = MESSAGE_BYTES,
+        piece_bytes: int = PIECE_BYTES,
     ) -> None:
         self.member = Member("")
         self._exchange = exchange
@@ -204,7 +205,8 @@ class Trainer:
         self._term = Term(0)
         self._is_void = False
         """Whether what is being done was handed out by an older master than the present one."""
-        self._message_bytes = message_bytes
+        self._message_bytes, self._piece_bytes = message_bytes, min(piece_bytes, message_bytes)
+        self._pieces = min(PIECES, message_bytes // self._piece_bytes)
         self._schema: Schema | None = None
         self._pservers: tuple[PserverAt, ...] = ()
         self._place_of_slot = np.zeros(0, np.uint16)
@@ -345,26 +347,30 @@ class Trainer:
         groups: Sequence[int],
         evaluating: bool,
     ) -> Flow[PulledModel]:
-        """Read rows of tables (table, different keys) and whole dense groups, in one round trip per pserver.
+        """Read rows of tables (table, different keys) and whole dense groups, in one round trip if they are not large.
 
         Raises:
             Void: the version has passed.
         """
         routed = [(table, route(wanted, self._place_of_slot, len(self._pservers))) for table, wanted in keys]
         cut = [self._pull_requests(p.place, routed, groups) for p in self._pservers]
-        pulled = [Collected(self._wire()) for _ in self._pservers]
+        pulled = [Collected(self._wire(), requests) for requests in cut]
         answers: list[Pulled] = []
-        for number in range(max(map(len, cut))):
-            sends, of_place = [], []
+        for first in range(0, max(map(len, cut)), self._pieces):
+            sends, asked = [], []
             for p, requests in zip(self._pservers, cut, strict=True):
-                if number < len(requests):
+                for number in range(first, min(first + self._pieces, len(requests))):
                     request = self._exchange.number()
                     pull = Pull(request, generation, version, evaluating, *requests[number])
                     sends.append((request, Send(p.address, pull)))
-                    of_place.append((pulled[p.place], requests[number]))
-            answers = _all_of(Pulled, (yield from self._ask_pservers(sends)))
-            for (collected, (tables, spans)), answer in zip(of_place, answers, strict=True):
-                collected.take(tables, spans, answer)
+                    asked.append((pulled[p.place], number))
+
+            def take(place: int, answer: Message, asked: Sequence[tuple[Collected, int]] = asked) -> None:
+                if isinstance(answer, Pulled):
+                    collected, number = asked[place]
+                    collected.take(number, answer)
+
+            answers = _all_of(Pulled, (yield from self._ask_pservers(sends, take)))
         rows = [routing.gather([c.rows(table) for c in pulled]) for table, routing in routed]
         dense = [joined([c.group(group) for c in pulled]) for group in groups]
         return PulledModel(answers[0].version, rows, dense)
@@ -472,10 +478,8 @@ class Trainer:
             shares.append((tables, groups))
         return shares
 
-    def _pull_requests(
-        self, place: int, routed: Sequence[tuple[int, Routed]], groups: Sequence[int]
-    ) -> list[tuple[tuple[TableKeys, ...], tuple[GroupSpan, ...]]]:
-        """What to ask one pserver for, in as many requests as the limit of a message asks for."""
+    def _pull_requests(self, place: int, routed: Sequence[tuple[int, Routed]], groups: Sequence[int]) -> list[Wanted]:
+        """What to ask one pserver for, in as many requests as the size of a piece asks for."""
         assert self._schema is not None
         item_bytes, places = self._schema.wire.item_bytes, len(self._pservers)
         keys = [(t, routing.keys(place), self._schema.tables[t].dim * item_bytes) for t, routing in routed]
@@ -484,7 +488,7 @@ class Trainer:
             spec = self._schema.groups[group]
             size = len(span_owned(spec.size, place, places))
             spans.append((group, size, 8 if spec.kind is GroupKind.LOWEST else 4))
-        return cut_pull(keys, spans, self._message_bytes)
+        return cut_pull(keys, spans, self._piece_bytes)
 
     def _wire(self) -> Wire:
         assert self._schema is not None
@@ -498,11 +502,13 @@ class Trainer:
             sends.append((request, Send(p.address, make(request))))
         return (yield from self._ask_pservers(sends))
 
-    def _ask_pservers(self, requests: Sequence[tuple[Request, Send]]) -> Flow[list[Message]]:
+    def _ask_pservers(
+        self, requests: Sequence[tuple[Request, Send]], heard: Callable[[int, Message], None] = lambda *_: None
+    ) -> Flow[list[Message]]:
         """Ask the pservers of the generation agreed on; raises `Void` if there is a newer one, or a newer master."""
         if self._newest > self._generation or self._is_void:
             raise Void(self._newest)
-        return (yield from self._call(requests))
+        return (yield from self._exchange.ask(requests, heard))
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
