@@ -271,6 +271,15 @@ def test_a_pull_parked_for_a_later_version_stays_parked():
     assert len(pserver.handle(MASTER, commit(1))) == 2
 
 
+def test_a_newer_master_lets_go_of_parked_pulls_since_what_they_wait_for_may_never_come():
+    pserver = begun()
+    ask(pserver, pull(1, request=8))
+    assert pserver.handle("new master", commit(0, term=2)) == [
+        Send(A, Stale(Request(8), Generation(1), 0)),
+        Send("new master", Committed(Term(2), Generation(1), Place(0), 0)),
+    ]
+
+
 def test_a_pull_of_a_version_passed_is_stale():
     pserver = begun()
     ask(pserver, commit(0), MASTER)

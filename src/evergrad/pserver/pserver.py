@@ -163,7 +163,7 @@ class Pserver:
         sends = []
         if message.term > self.term:
             self._cutting.give_up_agreement()
-            sends = self._go_on()
+            sends = self._let_go() + self._go_on()
         self.term, self._master = message.term, src
         match message:
             case Restore():
@@ -194,7 +194,7 @@ class Pserver:
         sends = []
         if message.generation > self.generation:
             self.generation, self._place, self._version = message.generation, message.place, INIT_STEP
-            sends = [Send(peer, self._stale(pull.request)) for (peer, _), pull in self._parked.items()]
+            sends = self._let_go()
             self._forget()
             model = Model(message.schema, message.place, message.places)
             if message.source is None:
@@ -211,7 +211,7 @@ class Pserver:
         while self._cutting.release():
             pass
         self._held = self._loading = self.restored = None
-        self._staged, self._parked, self._last_commit, self._promised = {}, {}, None, Counter()
+        self._staged, self._last_commit, self._promised = {}, None, Counter()
         self._parts.clear()
         self._batches = Batches()
         self._loaded = Loaded()
@@ -263,6 +263,11 @@ class Pserver:
         self._cutting.give_up_agreement()  # what it waits for comes no more
         self._begin_epoch(message.epoch + 1)
         return [Send(src, EpochClosed(self.term, self.generation, self._place, message.epoch)), *self._go_on()]
+
+    def _let_go(self) -> list[Send]:
+        """Nobody waits for a version any more: a step of an older master may never come."""
+        parked, self._parked = self._parked, {}
+        return [Send(peer, self._stale(pull.request)) for (peer, _), pull in parked.items()]
 
     def _unpark(self) -> list[Send]:
         parked, self._parked = self._parked, {}
