@@ -45,6 +45,7 @@ from evergrad.messages import (
     Restored,
     RowCounts,
     Schema,
+    Send,
     Shutdown,
     Stale,
     TableGrads,
