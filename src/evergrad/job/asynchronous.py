@@ -112,7 +112,9 @@ class AsyncTasks:
         prepared = self._take_prepared(task)
         reading = reading_of(task.task) if prepared is None else prepared.reading
         update, count, metrics = schema.update, reading.count, Metrics()
-        following = reading_of(task.following) if self._is_ahead and task.following is not None else None
+        # under bounded staleness no values are pulled before the task is given: that may be late
+        may_prepare = self._is_ahead and update.max_staleness is None
+        following = reading_of(task.following) if may_prepare and task.following is not None else None
         first = self._session.driver.run(self._session.trainer.where(task))
         self._applied(task, first)
         held, ahead = (None, None) if prepared is None or first else (prepared.held, prepared.fetched)
