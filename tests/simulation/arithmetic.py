@@ -13,7 +13,7 @@ import numpy as np
 from evergrad.data.order import epoch_order
 from evergrad.kernels.half import encoded
 from evergrad.kernels.hashing import slots_of
-from evergrad.messages import GroupKind, Keys, TableKeys
+from evergrad.messages import GroupKind, Keys, TableKeys, TaskBatches
 from evergrad.placement import slots_owned, span_owned
 from evergrad.trainer.trainer import RowGrads, SpanGrads
 
@@ -105,6 +105,11 @@ def batches_of(plan: Plan, task: Batch) -> list[Batch]:
     size = plan.epochs[task.epoch].batch_size
     starts = range(0, task.ids.size, size)
     return [task._replace(number=task.number + i, ids=task.ids[s : s + size]) for i, s in enumerate(starts)]
+
+
+def batches_at(plan: Plan, epoch: int, of: TaskBatches) -> list[Batch]:
+    """The batches of a task of `Async`."""
+    return batches_of(plan, Batch(epoch, of.first, samples(plan, epoch, of.start, of.stop)))
 
 
 def refusing_place(plan: Plan, batch: Batch, places: int) -> int:

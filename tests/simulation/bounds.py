@@ -1,7 +1,8 @@
 """Every queue and note of every role has a bound; here they are, and what is looked at during a run.
 
 what                                    at most
-pserver: pulls that wait                one of each trainer process there was and of each master it has not heard of
+pserver: pulls that wait                two of each trainer process there was: one it gave up as the master died;
+                                        and one more for each master it has not heard of
 pserver: pushes staged                  one for each handing-out of a task of the present step
 pserver: pushes of which parts are here the same; in `Async` one of each trainer process there was
 pserver: memory promised                what its staged pushes and parts may need
@@ -64,8 +65,8 @@ def of_pserver(world: "World", pserver: Pserver) -> Iterator[Queue]:
     handed_out = world.watch.handed_out[world.era, pserver.generation, step]
     if pserver._parked:
         waiting = {src for src, _ in pserver._parked}
-        unheard = world.master_process.master._term - pserver.term  # what a trainer gives up when its master dies waits
-        yield "pulls that wait", len(pserver._parked), len(waiting) * (1 + unheard)
+        unheard = world.master_process.master._term - pserver.term
+        yield "pulls that wait", len(pserver._parked), len(waiting) * (2 + unheard)
         yield "trainers whose pulls wait", len(waiting), world.trainers_ever
     yield "pushes staged", len(pserver._staged), handed_out
     is_stepped = world.plan.is_sync or step == INIT_STEP

@@ -42,6 +42,7 @@ from .arithmetic import (
     ALONE,
     Batch,
     Gradients,
+    batches_at,
     batches_of,
     evaluated,
     evaluated_keys,
@@ -59,6 +60,8 @@ from .arithmetic import (
 from .local import local_model, step_locally
 from .oracle import PARTS, Call
 from .plan import OUTER_RATE, Plan
+
+NOT_PREPARED = (None, None)
 
 
 class Notes(Protocol):
@@ -101,6 +104,7 @@ class Script:
         self._compute, self._notes = compute, notes
         self._local = local_model(plan)
         self._held = Held()
+        self._prepared = NOT_PREPARED
         self._done = None
         self._has_stepped = False
         self._place = -1
@@ -158,6 +162,7 @@ class Script:
         while True:
             task = yield from self._ask(WantBatch(epoch, self.plan.epochs[epoch].data))
             if isinstance(task, Over):
+                self._take_prepared(None)
                 return
             if self._saves_now(task):
                 yield from self.trainer.ask_checkpoint()
@@ -268,11 +273,14 @@ class Script:
         """As `job/asynchronous.py`."""
         plan, size, update = self.plan, self.plan.epochs[task.epoch].batch_size, self.plan.update
         leave = plan.epochs[task.epoch].leave
-        ids = samples(plan, task.epoch, task.start, task.stop)
-        batches = batches_of(plan, Batch(task.epoch, task.first, ids))
-        pushing, ahead = None, None
+        batches = batches_at(plan, task.epoch, task.batches)
+        ahead, pushing = self._take_prepared(task), None
+        following = None if task.following is None else batches_at(plan, task.epoch, task.following)[0]
         try:
             first = yield from self.trainer.where(task)
+            if first and ahead is not None:
+                ahead.close()
+                ahead = None
             for number in range(first, len(batches)):
                 batch = batches[number]
                 if number % update.push_every == 0:
@@ -285,6 +293,8 @@ class Script:
                 ahead = None
                 if plan.ahead and number + 1 < len(batches):
                     ahead = begun(self._pull_held(task, batches[number + 1], number + 1, first))
+                elif plan.ahead and following is not None:
+                    ahead = begun(self._pull_held(task, following, 0, 0))
                 leaves = leave is not None and task.start // size + number >= leave.batch
                 if leaves and not leave.stepped:
                     raise _Left
@@ -298,9 +308,11 @@ class Script:
                     pushing = begun(self._push_batches(task, begin, stop - begin, together.together()))
                 if leaves:
                     raise _Left
-                if ahead is None:
+                if ahead is None or number + 1 == len(batches):
                     yield from pushing or ()
                     pushing = None
+            if ahead is not None:
+                self._prepared, ahead = ((task.generation, task.epoch, task.following.task), ahead), None
         except (_Left, _Raised):
             with suppress(Void):
                 yield from pushing or ()
@@ -314,6 +326,14 @@ class Script:
                 if flow is not None:
                     flow.close()
         self._done = TrainDone(task.generation, task.attempt, True, {})
+
+    def _take_prepared(self, task: AsyncTask | None):
+        """What is on its way for this task, if it is the one that was to follow; it is given up otherwise."""
+        (of, ahead), self._prepared = self._prepared, NOT_PREPARED
+        if ahead is not None and (task is None or of != (task.generation, task.epoch, task.task)):
+            ahead.close()
+            ahead = None
+        return ahead
 
     def _push_batches(self, task: AsyncTask, first, count, together):
         """Push a group of batches; one that is refused counts as done with nothing in it."""

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import evergrad as eg
-from evergrad.job.ahead import Ahead, Reader
+from evergrad.job.ahead import Ahead, Onward, Reader
 from evergrad.job.embedded import embedded_session
 from evergrad.job.job import Job
 from evergrad.messages import Schema
@@ -32,7 +32,7 @@ class Reads:
         return 10 * number
 
 
-def test_a_batch_that_was_begun_is_read_in_the_readers_thread_and_others_where_they_are_taken(reader):
+def test_all_batches_are_read_in_the_readers_thread_so_that_no_two_are_at_once(reader):
     read, here = Reads(), threading.current_thread()
     ahead = Ahead(read, 4, reader)
     assert ahead.take(0) == 0
@@ -40,7 +40,33 @@ def test_a_batch_that_was_begun_is_read_in_the_readers_thread_and_others_where_t
     assert [ahead.take(1), ahead.take(2)] == [10, 20]
     ahead.start(3)
     assert ahead.take(3) == 30
-    assert [read.threads[n] is here for n in range(4)] == [True, False, True, False]
+    assert len(set(read.threads.values()) - {here}) == 1
+    assert here not in read.threads.values()
+
+
+def test_a_batch_taken_waits_for_one_of_another_task_that_is_being_read(reader):
+    begun, go_on, at_once = threading.Event(), threading.Event(), []
+
+    def slow(number):
+        begun.set()
+        go_on.wait()
+        at_once.append("slow")
+        return number
+
+    other = Ahead(slow, 2, reader)
+    other.start(0)
+    begun.wait()
+    threading.Timer(0.05, go_on.set).start()
+    assert Ahead(lambda number: at_once.append("taken"), 1, reader).take(0) is None
+    assert at_once == ["slow", "taken"]
+
+
+def test_batches_are_counted_on_into_the_task_that_follows(reader):
+    alone, onward = (Onward(Ahead(Reads(), 2, reader), following) for following in (None, Ahead(Reads(), 3, None)))
+    assert [alone.has(n) for n in range(4)] == [True, True, False, False]
+    assert [onward.has(n) for n in (1, 2)] == [True, True]
+    onward.start(3)
+    assert [onward.take(n) for n in (0, 1, 2, 3)] == [0, 10, 0, 10]
 
 
 def test_nothing_is_read_beyond_the_last_batch_or_without_a_reader(reader):

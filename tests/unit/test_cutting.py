@@ -3,6 +3,7 @@
 from random import Random
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,10 +31,22 @@ def test_every_unit_is_in_one_bin_in_order_and_no_bin_of_several_units_is_above_
 
 def test_what_fits_is_one_message_with_nothing_copied() -> None:
     keys = np.arange(5)
-    ((tables, groups),) = cut_pull([(3, keys, 64)], [(1, 10, 4)], 1000)
+    ((tables, groups),), _ = cut_pull([(3, keys, 64)], [(1, 10, 4)], 1000)
     assert tables[0].table == 3
     assert np.shares_memory(tables[0].keys, keys)
     assert (groups[0].group, groups[0].start, groups[0].stop) == (1, 0, 10)
+
+
+@pytest.mark.parametrize(
+    ("rows", "pieces", "at_once"),
+    [(10, 1, 16), (25, 3, 16), (160, 16, 16), (400, 16, 16), (1000, 16, 16), (1009, 17, 16), (5000, 80, 16)],
+)
+def test_as_many_pieces_are_under_way_as_fit_into_a_message_none_of_them_small(
+    rows: int, pieces: int, at_once: int
+) -> None:
+    found, many = cut_pull([(0, np.arange(rows), 1)], [], message_bytes=1000, piece_bytes=10)
+    assert (len(found), many) == (pieces, at_once)
+    assert max(wanted.tables[0].keys.size for wanted in found) * many < 1000 + many
 
 
 @given(st.integers(1, 300), st.permutations(range(8)))
@@ -60,7 +73,7 @@ def test_a_pull_in_pieces_is_the_same_whatever_the_order_of_its_answers(limit: i
     rows = {t: rng.random((n, 3), np.float32) for t, n in ((0, 7), (1, 0), (2, 4))}
     groups = {0: rng.random(9, np.float32), 1: np.arange(5)}
     keys = [(t, np.arange(r.shape[0]), 12) for t, r in rows.items()]
-    requests = cut_pull(keys, [(g, values.size, values.itemsize) for g, values in groups.items()], limit)
+    requests, _ = cut_pull(keys, [(g, values.size, values.itemsize) for g, values in groups.items()], limit)
     collected, numbers = Collected(Wire.FLOAT32, requests), list(range(len(requests)))
     random.shuffle(numbers)
     for number in numbers:

@@ -32,7 +32,12 @@ class Model(nn.Module):
 
 
 def trained(
-    folder: Path, update: Update, wire: str = "float32", pservers: int = 1, message_bytes: int = LARGE
+    folder: Path,
+    update: Update,
+    wire: str = "float32",
+    pservers: int = 1,
+    message_bytes: int = LARGE,
+    piece_bytes: int = LARGE,
 ) -> tuple[str, list[float]]:
     """A digest of the model that two epochs give, and the losses on the way."""
     torch.set_num_threads(1)
@@ -40,7 +45,7 @@ def trained(
     is_ahead = isinstance(update, eg.Async) and update.ahead
     schema = Schema(0, update.spec(), (), (), Wire(wire))
     local = update if isinstance(update, eg.LocalSGD) else None
-    job = Job(embedded_session(pservers, message_bytes), schema, True, is_ahead, local)
+    job = Job(embedded_session(pservers, message_bytes, piece_bytes), schema, True, is_ahead, local)
     model = Model()
     optimizer = job.optimizer(model, dense=eg.Adam(lr=0.01), sparse=eg.Adagrad(lr=0.1))
     rng = np.random.default_rng(0)
@@ -74,6 +79,7 @@ def test_the_model_is_the_same_however_messages_are_cut_and_for_any_number_of_ps
 ) -> None:
     whole, _ = trained(tmp_path, update, wire)
     assert trained(tmp_path, update, wire, pservers=3)[0] == whole
+    assert trained(tmp_path, update, wire, pservers=2, piece_bytes=100)[0] == whole
     if isinstance(update, eg.Async) and update.ahead:
         return  # the later parts of what is pulled ahead may be read before or after the push under way is applied
     assert trained(tmp_path, update, wire, message_bytes=300)[0] == whole

@@ -131,7 +131,7 @@ def ready(places=1):
 
 def test_of_a_large_pull_a_bounded_number_of_pieces_is_asked_for_at_once():
     peer = ready()
-    peer.trainer._piece_bytes, peer.trainer._pieces = 16, 3  # two rows of two floats
+    peer.trainer._message_bytes, peer.trainer._piece_bytes = 48, 16  # two rows of two floats
     flow = peer.trainer.pull(Generation(1), 0, [(0, KEYS[:14])], [], evaluating=False)
     rounds = []
     for _ in range(3):

@@ -34,9 +34,9 @@ def round_epoch(samples=22, streams=2, batch_size=2, steps=3, version=5, first=4
     return SyncEpoch(3, data, streams, version, AttemptNumbers(Term(1)), NEVER, steps, first)
 
 
-def async_epoch(samples=10, batches=2, batch_size=2, first=0, patience=NEVER):
+def async_epoch(samples=10, batches=2, batch_size=2, first=0, patience=NEVER, max_staleness=None):
     data = DataSpec(samples, "data", batch_size)
-    return AsyncEpoch(3, data, batches, first, AttemptNumbers(Term(1)), patience)
+    return AsyncEpoch(3, data, batches, first, AttemptNumbers(Term(1)), patience, max_staleness)
 
 
 def done(task, contributed=True):
@@ -170,21 +170,26 @@ def test_a_closed_epoch_hands_out_nothing_and_counts_nothing(make):
 def test_an_async_task_says_all_that_a_trainer_needs():
     epoch = async_epoch(samples=10, batches=2, batch_size=2, first=40)
     tasks = take(epoch, A, B, C)
-    assert [(t.epoch, t.task, t.start, t.stop, t.first, t.following) for t in tasks] == [
-        (3, 0, 0, 4, 40, 1), (3, 2, 8, 10, 44, None), (3, 1, 4, 8, 42, None),
+    assert [(t.epoch, t.task, t.start, t.stop, t.first) for t in tasks] == [
+        (3, 0, 0, 4, 40), (3, 2, 8, 10, 44), (3, 1, 4, 8, 42),
     ]  # fmt: skip
+    assert [t.following for t in tasks] == [tasks[2].batches, None, None]
 
 
 def test_an_async_trainer_gets_the_task_that_was_to_follow_if_nobody_else_had_nothing_to_do():
     epoch = async_epoch(samples=20, batches=1, batch_size=2)
     (first,) = take(epoch, A)
     others = take(epoch, B, C)
-    assert first.following == 1
+    assert first.following.task == 1
     assert [t.task for t in others] == [2, 4]
     epoch.finish(done(first), 0.0)
     epoch.release(A)
     (second,) = take(epoch, A)
-    assert (second.task, second.following) == (1, 6)
+    assert (second.task, second.following.task) == (1, 6)
+
+
+def test_under_bounded_staleness_no_task_is_named_before_it_is_given():
+    assert take(async_epoch(samples=20, max_staleness=2), A)[0].following is None
 
 
 def test_an_async_epoch_is_over_when_all_its_tasks_are_done():

@@ -5,11 +5,11 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from evergrad.errors import InvariantError
-from evergrad.job.ahead import Ahead
+from evergrad.job.ahead import Ahead, Onward
 from evergrad.job.arguments import added
 from evergrad.job.batch import Fetched, OpenBatch, Read
 from evergrad.job.held_rows import HeldRows
-from evergrad.messages import AsyncTask, Generation, Partial, Schema
+from evergrad.messages import AsyncTask, Generation, Partial, Schema, TaskBatches
 from evergrad.trainer.accumulated import Accumulated, Contribution
 from evergrad.trainer.exchange import Flow
 from evergrad.trainer.session import AtTask, Session
@@ -18,8 +18,10 @@ from evergrad.trainer.trainer import PushRefused, RowGrads, SpanGrads, Void
 Ask = Callable[[Read, HeldRows | None], Fetched]
 """Asks for what a batch needs beyond what is held."""
 Metrics = dict[str, Partial]
-ReadingOf = Callable[[int], Ahead[Read]]
-"""The batches of a task of the same epoch, by its number."""
+ReadingOf = Callable[[TaskBatches], Ahead[Read]]
+"""Reads the batches of a task of the same epoch."""
+TaskId = tuple[Generation, int, int]
+"""A generation, an epoch and the number of a task."""
 
 
 class _Pushing(NamedTuple):
@@ -35,9 +37,7 @@ class _Pushing(NamedTuple):
 class _Prepared(NamedTuple):
     """The task that is likely to come next, whose first batch is asked for already."""
 
-    generation: Generation
-    epoch: int
-    task: int
+    task: TaskId
     reading: Ahead[Read]
     fetched: Fetched
     held: HeldRows | None
@@ -67,7 +67,7 @@ class AsyncTasks:
         check: Callable[[OpenBatch], None],
         warn: Callable[[str], None],
     ) -> None:
-        self._session, self._is_ahead = session, is_ahead
+        self._session, self.is_ahead = session, is_ahead
         self._enter, self._check, self._warn = enter, check, warn
         self._group: Accumulated | None = None
         self._first = self._stop = 0
@@ -109,28 +109,20 @@ class AsyncTasks:
             self._push(task)
 
     def _run(self, task: AsyncTask, schema: Schema, reading_of: ReadingOf, ask: Ask) -> Generator[Any, None, Metrics]:
-        prepared = self._take_prepared(task)
-        reading = reading_of(task.task) if prepared is None else prepared.reading
+        reading, ahead, held = self._take_prepared(task) or (reading_of(task.batches), None, None)
+        following = reading_of(task.following) if self.is_ahead and task.following is not None else None
+        batches = Onward(reading, following)
         update, count, metrics = schema.update, reading.count, Metrics()
-        # under bounded staleness no values are pulled before the task is given: that may be late
-        may_prepare = self._is_ahead and update.max_staleness is None
-        following = reading_of(task.following) if may_prepare and task.following is not None else None
         first = self._session.driver.run(self._session.trainer.where(task))
         self._applied(task, first)
-        held, ahead = (None, None) if prepared is None or first else (prepared.held, prepared.fetched)
+        if first:
+            ahead = held = None
 
-        def place(number: int) -> tuple[Ahead[Read] | None, int]:
-            """Where a batch is read, counted on into the task that follows."""
-            return (reading, number) if number < count else (following, number - count)
-
-        def fetch(number: int) -> Fetched | None:
+        def fetch(number: int) -> Fetched:
             nonlocal held
-            of_task, at = place(number)
-            if of_task is None:
-                return None
-            if update.pull_every > 1 and (number == first or at % update.pull_every == 0):
+            if update.pull_every > 1 and (number in (first, count) or number % update.pull_every == 0):
                 held = HeldRows(schema.tables)
-            return ask(of_task.take(at), held)
+            return ask(batches.take(number), held)
 
         for number in range(first, count):
             if number % update.push_every == 0:
@@ -139,15 +131,13 @@ class AsyncTasks:
             if update.max_staleness is not None:
                 self._session.driver.run(self._session.trainer.may_begin(task, number - first))
             fetched, ahead = ahead or fetch(number), None
-            assert fetched is not None  # the task has it
-            if self._is_ahead:
+            if self.is_ahead and batches.has(number + 1):
                 with suppress(Exception):  # it is read again in its turn, and raises there
                     ahead = fetch(number + 1)
             batch = OpenBatch(task, task.first + number, fetched.read.samples, number)
             opened = self._enter(batch, fetched)
-            of_task, at = place(number + 2)
-            if self._is_ahead and of_task is not None:
-                of_task.start(at)
+            if self.is_ahead:
+                batches.start(number + 2)
             yield opened
             self._check(batch)
             if number + 1 == self._stop and self._group is not None:
@@ -156,13 +146,15 @@ class AsyncTasks:
                 self._finish_push()
             metrics = added(metrics, batch.metrics)
         if ahead is not None and following is not None and task.following is not None:
-            self._prepared = _Prepared(task.generation, task.epoch, task.following, following, ahead, held)
+            self._prepared = _Prepared(_task_id(task, task.following), following, ahead, held)
         return metrics
 
-    def _take_prepared(self, task: AsyncTask) -> _Prepared | None:
+    def _take_prepared(self, task: AsyncTask) -> tuple[Ahead[Read], Fetched, HeldRows | None] | None:
+        """What was prepared for this task, if it is the one that was to follow."""
         prepared, self._prepared = self._prepared, None
-        is_it = prepared is not None and prepared[:3] == (task.generation, task.epoch, task.task)
-        return prepared if is_it else None
+        if prepared is None or prepared.task != _task_id(task, task.batches):
+            return None
+        return prepared.reading, prepared.fetched, prepared.held
 
     def _push(self, task: AsyncTask) -> None:
         """Start to push what the present group contributes."""
@@ -192,3 +184,7 @@ class AsyncTasks:
 
     def _applied(self, task: AsyncTask, batches: int) -> None:
         self._session.task = AtTask(task.generation, task.attempt, batches)
+
+
+def _task_id(task: AsyncTask, batches: TaskBatches) -> TaskId:
+    return task.generation, task.epoch, batches.task

@@ -37,7 +37,7 @@ from evergrad.messages import (
 from evergrad.pserver.background import Saver
 from evergrad.pserver.between import LOOK_S, Between
 from evergrad.pserver.pserver import Pserver
-from evergrad.trainer.cutting import MESSAGE_BYTES
+from evergrad.trainer.cutting import MESSAGE_BYTES, PIECE_BYTES
 from evergrad.trainer.driver import Driver
 from evergrad.trainer.exchange import Exchange
 from evergrad.trainer.session import Session
@@ -170,11 +170,11 @@ def _close(clerk: Clerk, between: Sequence[Between]) -> None:
         each.close()
 
 
-def embedded_session(pservers: int = 1, message_bytes: int = MESSAGE_BYTES) -> Session:
+def embedded_session(pservers: int = 1, message_bytes: int = MESSAGE_BYTES, piece_bytes: int = PIECE_BYTES) -> Session:
     """A job inside this process with so many pservers, its one trainer, and messages of about this size at most."""
     exchange, network = Exchange(), LocalNetwork(pservers)
     identity = Identity("trainer-0", os.getpid(), "")
-    trainer = Trainer(exchange, MASTER, identity, lambda: Member("trainer-0"), message_bytes)
+    trainer = Trainer(exchange, MASTER, identity, lambda: Member("trainer-0"), message_bytes, piece_bytes)
     driver = Driver(exchange, network)
     driver.run(trainer.join())
     session = Session(trainer, driver)

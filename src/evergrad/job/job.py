@@ -47,6 +47,7 @@ from evergrad.messages import (
     SaveTask,
     Schema,
     SyncTask,
+    TaskBatches,
     TotalsAre,
     TrainDone,
     Want,
@@ -58,7 +59,6 @@ from evergrad.messages import (
 )
 from evergrad.metrics import mean, result
 from evergrad.optim import fixed_rate
-from evergrad.schedule import async_task
 from evergrad.trainer import session as sessions
 from evergrad.trainer.session import AtTask, Session
 from evergrad.trainer.trainer import NO_OFFER, Answer, Offer, PushRefused, Void
@@ -245,7 +245,7 @@ class Job:
         return loop
 
     def _batches(self, epoch: int, data: Dataset, spec: DataSpec, shuffle: bool) -> Batches:
-        reader = Reader()
+        reader = Reader() if self._async.is_ahead and reads_anywhere(data) else None
         try:
             while True:
                 task = self._ask(WantBatch(epoch, spec))
@@ -258,7 +258,7 @@ class Job:
                     case SyncTask():
                         yield from self._sync_task(task, data, spec, shuffle)
                     case AsyncTask():
-                        yield from self._async_task(task, data, spec, shuffle, reader if reads_anywhere(data) else None)
+                        yield from self._async_task(task, data, spec, shuffle, reader)
                     case Over():
                         return
         except BaseException:
@@ -267,7 +267,8 @@ class Job:
             self._session.done = BreakDone(epoch, 0, last, *((at.generation, at.version) if at is not None else ()))
             raise
         finally:
-            reader.close()
+            if reader is not None:
+                reader.close()
             self._async.forget()
             self._close_batch()
 
@@ -333,18 +334,17 @@ class Job:
     def _async_task(
         self, task: AsyncTask, data: Dataset, spec: DataSpec, shuffle: bool, reader: Reader | None
     ) -> Batches:
-        at, size, count = Version(task.generation, NEWEST), spec.batch_size, self._schema.update.batches
+        at, size = Version(task.generation, NEWEST), spec.batch_size
 
-        def reading(number: int) -> Ahead[Read]:
-            start, stop = async_task(spec.samples, size, count, number)
-
-            def read(batch: int) -> Read:
-                positions = np.arange(start + batch * size, min(start + (batch + 1) * size, stop))
+        def reading(batches: TaskBatches) -> Ahead[Read]:
+            def read(number: int) -> Read:
+                begin = batches.start + number * size
+                positions = np.arange(begin, min(begin + size, batches.stop))
                 ids = epoch_order(spec.samples, self._schema.seed, task.epoch, positions, shuffle)
-                step = task.first + (number - task.task) * count + batch
-                return self._read(at, data, ids, self._mixed_seed("task", task.epoch, step, 0), training=True)
+                seed = self._mixed_seed("task", task.epoch, batches.first + number, 0)
+                return self._read(at, data, ids, seed, training=True)
 
-            return Ahead(read, -(-(stop - start) // size), reader)
+            return Ahead(read, -(-(batches.stop - batches.start) // size), reader)
 
         request = partial(self._request, at, training=True)
         metrics = yield from self._async.run(task, self._schema, reading, request)
@@ -456,15 +456,13 @@ class Job:
         Raises:
             ConfigError: called inside `batches`, or the path cannot be written.
         """
-        self._check_bound("save_model", outside_batches=True)
-        target = folder_of(path)
+        bound, target = self._check_bound("save_model", outside_batches=True), folder_of(path)
         ordinal = self._call("save_model")
         while True:
             answer = self._ask(WantSaved(self._place, ordinal, str(target), self._epoch is None))
             if isinstance(answer, Over):
                 return
             if isinstance(answer, SaveTask):
-                bound = self._check_bound("save_model")
                 self._session.done = save(self._session, bound, answer, target, self._schema.seed)
 
     # -- the optimizer calls -------------------------------------------------------------------------------------------

@@ -18,9 +18,8 @@ def save(session: Session, bound: BoundModel, task: SaveTask, path: Path, seed: 
         with new_model(path, seed) as writer:
             writer.dense(bound.dense_at(Version(task.generation, task.version)))
             _save_tables(session, task, bound.tables, writer)
-            if not session.driver.run(
-                session.trainer.is_leader()
-            ):  # frozen meanwhile, and another one has saved, or will
+            leads = session.driver.run(session.trainer.is_leader())
+            if not leads:  # frozen meanwhile, and another one has saved, or will
                 raise Void(task.generation)
     except EvergradError as exc:
         return SaveDone(task.generation, task.attempt, f"save_model: {exc}")

@@ -166,7 +166,7 @@ class TaskPool:
         mine = self._put_by.pop(member, None)
         if mine in self._todo:
             return mine
-        others = self._put_by.values()
+        others = set(self._put_by.values())
         own = (i for i, owner in self._owners.items() if owner == member and i in self._todo)
         nobodys = (i for i in self._todo if i not in self._owners and i not in others)
         index = next(chain(own, nobodys), None)

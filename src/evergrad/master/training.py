@@ -19,6 +19,7 @@ from evergrad.messages import (
     Request,
     Standing,
     SyncTask,
+    TaskBatches,
     Term,
     TrainDone,
     UpdateSpec,
@@ -333,11 +334,12 @@ class AsyncEpoch(Epoch):
         task, attempt = handed
         if self.pace is not None:
             self.pace.take(member, attempt)
-        start, stop = self._samples(task)
-        first, following = self._first + task * self._batches, self._pool.put_by(member)
-        return AsyncTask(
-            now.request, now.term, now.generation, attempt, self.number, task, start, stop, first, following
-        )
+        here, following = self._batches_of_task(task), None
+        # under bounded staleness no values may be pulled before the task is given: that may be late
+        if self.pace is None and (put_by := self._pool.put_by(member)) is not None:
+            following = self._batches_of_task(put_by)
+        at = (now.request, now.term, now.generation, attempt, self.number)
+        return AsyncTask(*at, here.task, here.start, here.stop, here.first, following)
 
     def finish(self, done: TrainDone, now_s: float) -> int:
         """All batches of a task are applied on every pserver."""
@@ -397,6 +399,9 @@ class AsyncEpoch(Epoch):
         self.is_closed = self._pool.all_done()
         if self.pace is not None:
             self.pace.unsettle()
+
+    def _batches_of_task(self, task: int) -> TaskBatches:
+        return TaskBatches(task, *self._samples(task), self._first + task * self._batches)
 
     def _batches_of(self, task: int) -> int:
         start, stop = self._samples(task)

@@ -191,11 +191,23 @@ class SyncTask(Message, frozen=True):
     first: int = 0
 
 
-class AsyncTask(Message, frozen=True):
-    """Several batches: positions [start, stop) of the epoch order, `batch_size` at a time.
+class TaskBatches(msgspec.Struct, frozen=True):
+    """The batches of a task of `Async`: positions [start, stop) of the epoch order, `batch_size` at a time.
 
-    `first` is the number, counted over all epochs, of the task's first batch: learning rates depend on it. `following`
-    is the task that its trainer is likely to get next, so that it can prepare for it; nothing is promised.
+    `first` is the number, counted over all epochs, of the first of them: learning rates depend on it.
+    """
+
+    task: int
+    start: int
+    stop: int
+    first: int
+
+
+class AsyncTask(Message, frozen=True):
+    """Several batches, as in `TaskBatches`.
+
+    `following` are those of the task that its trainer is likely to get next, so that it can prepare for it; nothing is
+    promised.
     """
 
     request: Request
@@ -207,7 +219,12 @@ class AsyncTask(Message, frozen=True):
     start: int
     stop: int
     first: int
-    following: int | None = None
+    following: TaskBatches | None = None
+
+    @property
+    def batches(self) -> TaskBatches:
+        """Those of this task."""
+        return TaskBatches(self.task, self.start, self.stop, self.first)
 
 
 class MayBegin(Message, frozen=True):

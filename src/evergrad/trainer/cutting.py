@@ -11,9 +11,9 @@ MESSAGE_BYTES = 256 << 20
 
 
 PIECE_BYTES = 4 << 20
-"""A pull is asked for in pieces of about this size: one is on its way while the next is put together ..."""
+"""A larger pull is asked for in pieces, none smaller: one is on its way while the next is put together."""
 PIECES = 16
-"""... and so many of them, of one pserver, at a time."""
+"""So many are asked for at once of each pserver at most, of about the size of one message together."""
 
 
 class Piece(NamedTuple):
@@ -48,15 +48,23 @@ def packed(items: Sequence[tuple[int, int]], limit: int) -> list[list[Piece]]:
     return bins
 
 
-def cut_pull(keys: Sequence[tuple[int, Keys, int]], spans: Sequence[tuple[int, int, int]], limit: int) -> list[Wanted]:
-    """What to ask one pserver for, request by request.
+def cut_pull(
+    keys: Sequence[tuple[int, Keys, int]],
+    spans: Sequence[tuple[int, int, int]],
+    message_bytes: int,
+    piece_bytes: int = PIECE_BYTES,
+) -> tuple[list[Wanted], int]:
+    """What to ask one pserver for, request by request, and how many of these to have under way at a time.
 
     Args:
         keys: table, keys, and bytes of a row.
         spans: group, size of the pserver's span, and bytes of an element.
-        limit: bytes of a reply.
+        message_bytes: replies under way have about so many bytes together, and no reply has more.
+        piece_bytes: a reply has at least so many, if there are several.
     """
     items = [(k.size, row_bytes) for _, k, row_bytes in keys] + [(size, item_bytes) for _, size, item_bytes in spans]
+    total_bytes = min(sum(count * unit_bytes for count, unit_bytes in items), message_bytes)
+    limit = min(max(piece_bytes, -(-total_bytes // PIECES)), message_bytes)
     requests = []
     for pieces in packed(items, limit):
         tables = (p for p in pieces if p.item < len(keys))
@@ -67,7 +75,7 @@ def cut_pull(keys: Sequence[tuple[int, Keys, int]], spans: Sequence[tuple[int, i
                 tuple(GroupSpan(spans[p.item - len(keys)][0], p.start, p.stop) for p in groups),
             )
         )
-    return requests
+    return requests, min(-(-message_bytes // limit), PIECES)
 
 
 def cut_push(

@@ -72,7 +72,7 @@ from evergrad.messages import (
 )
 from evergrad.placement import slots_owned, span_owned
 from evergrad.trainer.collected import Collected, Wanted, joined
-from evergrad.trainer.cutting import MESSAGE_BYTES, PIECE_BYTES, PIECES, cut_pull, cut_push
+from evergrad.trainer.cutting import MESSAGE_BYTES, PIECE_BYTES, cut_pull, cut_push
 from evergrad.trainer.exchange import Exchange, Flow
 from evergrad.trainer.routing import Routed, route
 
@@ -181,7 +181,7 @@ class Trainer:
         new_member: makes a new incarnation; called at the first join and whenever the master has declared the last
             one dead.
         message_bytes: larger pulls and pushes are cut into messages of about this size.
-        piece_bytes: larger pulls are cut into pieces of about this size, several of which are asked for at once.
+        piece_bytes: larger pulls are cut into pieces no smaller than this, several of which are asked for at once.
     """
 
     def __init__(
@@ -205,8 +205,7 @@ class Trainer:
         self._term = Term(0)
         self._is_void = False
         """Whether what is being done was handed out by an older master than the present one."""
-        self._message_bytes, self._piece_bytes = message_bytes, min(piece_bytes, message_bytes)
-        self._pieces = min(PIECES, message_bytes // self._piece_bytes)
+        self._message_bytes, self._piece_bytes = message_bytes, piece_bytes
         self._schema: Schema | None = None
         self._pservers: tuple[PserverAt, ...] = ()
         self._place_of_slot = np.zeros(0, np.uint16)
@@ -354,12 +353,12 @@ class Trainer:
         """
         routed = [(table, route(wanted, self._place_of_slot, len(self._pservers))) for table, wanted in keys]
         cut = [self._pull_requests(p.place, routed, groups) for p in self._pservers]
-        pulled = [Collected(self._wire(), requests) for requests in cut]
-        answers: list[Pulled] = []
-        for first in range(0, max(map(len, cut)), self._pieces):
+        pulled = [Collected(self._wire(), requests) for requests, _ in cut]
+        pulled_version = version
+        for turn in range(max(-(-len(requests) // at_once) for requests, at_once in cut)):
             sends, asked = [], []
-            for p, requests in zip(self._pservers, cut, strict=True):
-                for number in range(first, min(first + self._pieces, len(requests))):
+            for p, (requests, at_once) in zip(self._pservers, cut, strict=True):
+                for number in range(turn * at_once, min((turn + 1) * at_once, len(requests))):
                     request = self._exchange.number()
                     pull = Pull(request, generation, version, evaluating, *requests[number])
                     sends.append((request, Send(p.address, pull)))
@@ -370,10 +369,10 @@ class Trainer:
                     collected, number = asked[place]
                     collected.take(number, answer)
 
-            answers = _all_of(Pulled, (yield from self._ask_pservers(sends, take)))
+            pulled_version = _all_of(Pulled, (yield from self._ask_pservers(sends, take)))[0].version
         rows = [routing.gather([c.rows(table) for c in pulled]) for table, routing in routed]
         dense = [joined([c.group(group) for c in pulled]) for group in groups]
-        return PulledModel(answers[0].version, rows, dense)
+        return PulledModel(pulled_version, rows, dense)
 
     def push(
         self,
@@ -478,8 +477,10 @@ class Trainer:
             shares.append((tables, groups))
         return shares
 
-    def _pull_requests(self, place: int, routed: Sequence[tuple[int, Routed]], groups: Sequence[int]) -> list[Wanted]:
-        """What to ask one pserver for, in as many requests as the size of a piece asks for."""
+    def _pull_requests(
+        self, place: int, routed: Sequence[tuple[int, Routed]], groups: Sequence[int]
+    ) -> tuple[list[Wanted], int]:
+        """What to ask one pserver for, as `cut_pull` has it."""
         assert self._schema is not None
         item_bytes, places = self._schema.wire.item_bytes, len(self._pservers)
         keys = [(t, routing.keys(place), self._schema.tables[t].dim * item_bytes) for t, routing in routed]
@@ -488,7 +489,7 @@ class Trainer:
             spec = self._schema.groups[group]
             size = len(span_owned(spec.size, place, places))
             spans.append((group, size, 8 if spec.kind is GroupKind.LOWEST else 4))
-        return cut_pull(keys, spans, self._piece_bytes)
+        return cut_pull(keys, spans, self._message_bytes, self._piece_bytes)
 
     def _wire(self) -> Wire:
         assert self._schema is not None
