@@ -72,6 +72,8 @@ class Async:
         """The rule as it crosses the wire."""
         batches = whole_number("Async: batches_per_task", self.batches_per_task, least=1)
         _seconds("Async: backup_after", self.backup_after)
+        if not isinstance(self.ahead, bool):
+            raise ConfigError(f"Async: ahead is {self.ahead!r}; give True or False")
         most = self.max_staleness
         return UpdateSpec(
             UpdateName.ASYNC,

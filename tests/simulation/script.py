@@ -418,7 +418,7 @@ class Script:
     def _save(self, task: SaveTask, call: Call):
         try:
             model = yield from self._export(task)
-            if not (yield from self.trainer.is_leader()):
+            if not (yield from self.trainer.is_leader(task.attempt)):
                 raise Void(task.generation)
         except CheckpointError as exc:
             return SaveDone(task.generation, task.attempt, f"save_model: {exc}")

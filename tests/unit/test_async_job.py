@@ -344,6 +344,22 @@ def test_data_that_cannot_be_read_raises_where_it_is_read_and_the_batches_before
     assert weight(job, model) == -3.0
 
 
+@pytest.mark.parametrize("is_ahead", [False, True])
+def test_what_reading_raises_once_is_raised_and_not_passed_over_by_reading_again(is_ahead):
+    class Once(Bad):
+        def fetch(self, ids):
+            if 3 in ids and not self.raised:
+                self.raised = True
+                raise DataError("row 3")
+            return {"x": torch.ones(len(ids)), "k": torch.from_numpy(ids)}
+
+    job, model, optimizer = begin(eg.Async(6), is_ahead=is_ahead)
+    data = Once()
+    data.raised = False
+    with pytest.raises(DataError, match="row 3"):
+        train(job, model, optimizer, data)
+
+
 @pytest.mark.parametrize("update", [eg.Sync(2), eg.Async(2), eg.Async(2, push_every=2)])
 def test_what_the_script_raises_in_one_process_reaches_the_user_and_names_the_task(update):
     job, model, optimizer = begin(update)

@@ -748,6 +748,22 @@ def test_where_the_leader_dies_the_next_one_who_saves_becomes_it():
     assert job.say("b", AskLeader(Request(2), Member("b"))).leader
 
 
+def test_who_is_told_to_save_what_another_one_has_saved_after_all_is_told_not_to():
+    job = Job()
+    job.begin("a", "b")
+    job.train("a")
+    want = WantSaved(1, 0, "model")
+    first = job.ask("a", want)
+    job.wait(LEASE_S + 0.1, "b")
+    second = job.ask("b", want)
+    assert isinstance(second, SaveTask)
+    ask = AskLeader(Request(1), Member("b"), second.attempt)
+    assert job.say("b", ask) == LeaderIs(Request(1), True)
+    job.join("a2")
+    job.ask("a2", want, SaveDone(first.generation, first.attempt))
+    assert job.say("b", ask) == LeaderIs(Request(1), False)
+
+
 def test_a_model_that_could_not_be_saved_is_refused_everywhere_with_the_reason():
     job = Job()
     job.begin("a", "b")

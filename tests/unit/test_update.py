@@ -37,6 +37,7 @@ def test_numbers_of_numpy_are_numbers():
         (eg.Async(backup_after=True), "Async: backup_after is True; give seconds"),
         (eg.Async(max_staleness=-1), "Async: max_staleness is -1; give a whole number of zero or more"),
         (eg.Async(max_staleness=1.5), "Async: max_staleness is 1.5; give a whole number"),
+        (eg.Async(ahead="yes"), "Async: ahead is 'yes'; give True or False"),
         (eg.Async(push_every=0), "Async: push_every is 0; give a whole number of one or more"),
         (eg.Async(pull_every=None), "Async: pull_every is None; give a whole number"),
         (eg.Async(4, push_every=5), r"push_every is 5 and batches_per_task 4, .* or a larger batches_per_task"),

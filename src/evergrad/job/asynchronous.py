@@ -109,6 +109,7 @@ class AsyncTasks:
             self._push(task)
 
     def _run(self, task: AsyncTask, schema: Schema, reading_of: ReadingOf, ask: Ask) -> Generator[Any, None, Metrics]:
+        ahead: Fetched | Exception | None
         reading, ahead, held = self._take_prepared(task) or (reading_of(task.batches), None, None)
         following = reading_of(task.following) if self.is_ahead and task.following is not None else None
         batches = Onward(reading, following)
@@ -131,9 +132,13 @@ class AsyncTasks:
             if update.max_staleness is not None:
                 self._session.driver.run(self._session.trainer.may_begin(task, number - first))
             fetched, ahead = ahead or fetch(number), None
+            if isinstance(fetched, Exception):
+                raise fetched
             if self.is_ahead and batches.has(number + 1):
-                with suppress(Exception):  # it is read again in its turn, and raises there
+                try:
                     ahead = fetch(number + 1)
+                except Exception as exc:  # raised in its turn
+                    ahead = exc
             batch = OpenBatch(task, task.first + number, fetched.read.samples, number)
             opened = self._enter(batch, fetched)
             if self.is_ahead:
@@ -142,10 +147,10 @@ class AsyncTasks:
             self._check(batch)
             if number + 1 == self._stop and self._group is not None:
                 self._push(task)
-            if number + 1 == count or ahead is None:
+            if number + 1 == count or not isinstance(ahead, Fetched):
                 self._finish_push()
             metrics = added(metrics, batch.metrics)
-        if ahead is not None and following is not None and task.following is not None:
+        if isinstance(ahead, Fetched) and following is not None and task.following is not None:
             self._prepared = _Prepared(_task_id(task, task.following), following, ahead, held)
         return metrics
 

@@ -18,7 +18,7 @@ def save(session: Session, bound: BoundModel, task: SaveTask, path: Path, seed: 
         with new_model(path, seed) as writer:
             writer.dense(bound.dense_at(Version(task.generation, task.version)))
             _save_tables(session, task, bound.tables, writer)
-            leads = session.driver.run(session.trainer.is_leader())
+            leads = session.driver.run(session.trainer.is_leader(task.attempt))
             if not leads:  # frozen meanwhile, and another one has saved, or will
                 raise Void(task.generation)
     except EvergradError as exc:

@@ -105,6 +105,10 @@ class Saving:
         handed = self._pool.hand_out(member, now_s, None)
         return handed[1] if handed else None
 
+    def is_at(self, attempt: Attempt) -> bool:
+        """Whether this attempt counts, if it is reported done."""
+        return self._pool.is_known(attempt)
+
     def finish(self, attempt: Attempt, failure: str | None) -> None:
         """The leader has saved it, or could not."""
         if self._pool.finish(attempt):

@@ -149,6 +149,10 @@ class TaskPool:
         """Whether there is a task that was never handed out."""
         return bool(self._fresh_left) or any(index not in self._tasks for index in self._todo)
 
+    def is_known(self, attempt: Attempt) -> bool:
+        """Whether this attempt, open or given up, counts if it is reported done."""
+        return attempt in self._index_of
+
     def holds(self, member: Member, attempt: Attempt) -> bool:
         """Whether this is an open attempt of this member's."""
         index = self._index_of.get(attempt)

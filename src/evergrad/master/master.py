@@ -324,7 +324,8 @@ class Master:
             return Ended(message.request, self.failure) if self.has_ended else Unknown(message.request)
         match message:
             case AskLeader():
-                return LeaderIs(message.request, self._leads(message.member))
+                counts = message.saving is None or (self._script is not None and self._script.is_at(message.saving))
+                return LeaderIs(message.request, counts and self._leads(message.member))
             case AskCheckpoint():
                 self._recovery.checkpoints.is_asked = True
                 return Noted(message.request)

@@ -298,6 +298,10 @@ class Script:
                     epoch.close()
                     self.passed = max(self.passed, epoch.number)
 
+    def is_at(self, saving: Attempt) -> bool:
+        """Whether this attempt at a saving counts, if it is reported done."""
+        return any(isinstance(call, Saving) and call.is_at(saving) for call in self._open_calls())
+
     def release(self, member: Member) -> None:
         """A member holds nothing any more."""
         self.doing.pop(member, None)

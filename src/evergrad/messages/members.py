@@ -91,10 +91,11 @@ class Unknown(Message, frozen=True):
 
 
 class AskLeader(Message, frozen=True):
-    """Is the asker the leader? Where there is none, it becomes it."""
+    """Is the asker the leader? Where there is none, it becomes it. Of an attempt at a saving: does it count, too?"""
 
     request: Request
     member: Member
+    saving: Attempt | None = None
 
 
 class LeaderIs(Message, frozen=True):

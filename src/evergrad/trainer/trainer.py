@@ -16,6 +16,7 @@ from evergrad.messages import (
     AskCheckpoint,
     AskLeader,
     AsyncTask,
+    Attempt,
     Begin,
     CheckpointSpec,
     CountRows,
@@ -307,9 +308,9 @@ class Trainer:
         if isinstance(answer, GiveUp):
             raise Void(task.generation)
 
-    def is_leader(self) -> Flow[bool]:
-        """Whether this trainer is the leader."""
-        answer = yield from self._ask_as_member(lambda request: AskLeader(request, self.member), LeaderIs)
+    def is_leader(self, saving: Attempt | None = None) -> Flow[bool]:
+        """Whether this trainer is the leader, and its attempt at a saving, if it names one, counts."""
+        answer = yield from self._ask_as_member(lambda request: AskLeader(request, self.member, saving), LeaderIs)
         return answer.leader
 
     def report(self, epoch: int, metrics: dict[str, float], best: float | None = None) -> Flow[None]:
