@@ -8,8 +8,6 @@ from evergrad.trainer.collected import Wanted
 
 MESSAGE_BYTES = 256 << 20
 """About how large a message may be; a table's row or a dense element is never cut."""
-
-
 PIECE_BYTES = 4 << 20
 """A larger pull is asked for in pieces, none smaller: one is on its way while the next is put together."""
 PIECES = 16
