@@ -722,12 +722,17 @@ def test_metrics_that_do_not_add_up_are_refused_with_what_differs():
     assert not job.master.is_over, "the scripts may go on"
 
 
-def test_a_model_is_saved_by_one_trainer_and_all_are_told():
+def saving():
+    """A job whose first epoch is trained, and whose model `a` is to save; what `a` asked for, and what it was told."""
     job = Job()
     job.begin("a", "b")
     job.train("a")
     want = WantSaved(1, 0, "model")
-    task = job.ask("a", want)
+    return job, want, job.ask("a", want)
+
+
+def test_a_model_is_saved_by_one_trainer_and_all_are_told():
+    job, want, task = saving()
     assert isinstance(task, SaveTask)
     assert task.version == 2
     assert job.ask("b", want) is None
@@ -749,11 +754,7 @@ def test_where_the_leader_dies_the_next_one_who_saves_becomes_it():
 
 
 def test_who_is_told_to_save_what_another_one_has_saved_after_all_is_told_not_to():
-    job = Job()
-    job.begin("a", "b")
-    job.train("a")
-    want = WantSaved(1, 0, "model")
-    first = job.ask("a", want)
+    job, want, first = saving()
     job.wait(LEASE_S + 0.1, "b")
     second = job.ask("b", want)
     assert isinstance(second, SaveTask)
@@ -765,11 +766,7 @@ def test_who_is_told_to_save_what_another_one_has_saved_after_all_is_told_not_to
 
 
 def test_a_model_that_could_not_be_saved_is_refused_everywhere_with_the_reason():
-    job = Job()
-    job.begin("a", "b")
-    job.train("a")
-    want = WantSaved(1, 0, "model")
-    task = job.ask("a", want)
+    job, want, task = saving()
     job.ask("b", want)
     assert job.ask("a", want, SaveDone(task.generation, task.attempt, "the disk is full")).reason == "the disk is full"
     assert job.answers["b"].reason == "the disk is full"

@@ -14,6 +14,8 @@ from evergrad.messages import NEWEST, Generation, Message, Request, Send, Stale
 
 T = TypeVar("T")
 Flow = Generator[None, None, T]
+Heard = Callable[[int, Message], None]
+"""Is told the place of a request among those asked at once, and the answer to it."""
 
 RESEND_S = 1.0
 """A request is sent again after this long, then after twice as long each time ..."""
@@ -26,6 +28,10 @@ class _Open:
     send: Send
     due_s: float | None = None
     wait_s: float = RESEND_S
+
+
+def unheard(place: int, answer: Message) -> None:
+    """Nobody wants to know before all are answered."""
 
 
 class Exchange:
@@ -41,12 +47,10 @@ class Exchange:
         self._last += 1
         return Request(self._last)
 
-    def ask(
-        self, requests: Sequence[tuple[Request, Send]], heard: Callable[[int, Message], None] = lambda *_: None
-    ) -> Flow[list[Message]]:
+    def ask(self, requests: Sequence[tuple[Request, Send]], heard: Heard = unheard) -> Flow[list[Message]]:
         """Send these and wait until all are answered; the answers come in the order of the requests.
 
-        `heard` is told each answer, and the place of its request, while others are still on their way.
+        `heard` is told each answer while others are still on their way.
         """
         ids = [request for request, _ in requests]
         left = dict(enumerate(ids))

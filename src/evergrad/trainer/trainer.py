@@ -74,7 +74,7 @@ from evergrad.messages import (
 from evergrad.placement import slots_owned, span_owned
 from evergrad.trainer.collected import Collected, Wanted, joined
 from evergrad.trainer.cutting import MESSAGE_BYTES, PIECE_BYTES, cut_pull, cut_push
-from evergrad.trainer.exchange import Exchange, Flow
+from evergrad.trainer.exchange import Exchange, Flow, Heard, unheard
 from evergrad.trainer.routing import Routed, route
 
 M = TypeVar("M", bound=Message)
@@ -324,7 +324,7 @@ class Trainer:
     def leave(self, failure: str | None, raised: Raised | None = None) -> Flow[None]:
         """Say goodbye, with the traceback of the script if it raised, and the task if it was in one."""
         request = self._exchange.number()
-        yield from self._call([(request, Send(self._master, Leave(request, self.member, failure, raised)))])
+        yield from self._exchange.ask([(request, Send(self._master, Leave(request, self.member, failure, raised)))])
 
     def _ask_as_member(self, make: Callable[[Request], Message], *expected: type[M]) -> Flow[M]:
         """Ask what only members may; one that the master has declared dead comes back as a new incarnation first."""
@@ -504,9 +504,7 @@ class Trainer:
             sends.append((request, Send(p.address, make(request))))
         return (yield from self._ask_pservers(sends))
 
-    def _ask_pservers(
-        self, requests: Sequence[tuple[Request, Send]], heard: Callable[[int, Message], None] = lambda *_: None
-    ) -> Flow[list[Message]]:
+    def _ask_pservers(self, requests: Sequence[tuple[Request, Send]], heard: Heard = unheard) -> Flow[list[Message]]:
         """Ask the pservers of the generation agreed on; raises `Void` if there is a newer one, or a newer master."""
         if self._newest > self._generation or self._is_void:
             raise Void(self._newest)
@@ -514,11 +512,8 @@ class Trainer:
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
-    def _call(self, requests: Sequence[tuple[Request, Send]]) -> Flow[list[Message]]:
-        return self._exchange.ask(requests)
-
     def _ask_master(self, request: Request, message: Message, *expected: type[M]) -> Flow[M]:
-        (answer,) = yield from self._call([(request, Send(self._master, message))])
+        (answer,) = yield from self._exchange.ask([(request, Send(self._master, message))])
         match answer:
             case Refused():
                 raise ConfigError(answer.reason)
